@@ -37,7 +37,17 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.suggestions import unknown
 from perennial.common.utils.tensors import Tensors, change_marks, must_be_records
-from perennial.common.wire import CLIENT, CONFIG, METRICS, NUM_EXAMPLES, PERSONAL, from_record, records, to_record
+from perennial.common.wire import (
+    CLIENT,
+    CONFIG,
+    FROZEN,
+    METRICS,
+    NUM_EXAMPLES,
+    PERSONAL,
+    from_record,
+    records,
+    to_record,
+)
 
 
 @lru_cache
@@ -223,7 +233,8 @@ class Host:
         if action == "query":
             trains = site.role == "trains" and len(site.data.train)
             count = {NUM_EXAMPLES: len(site.data.train)} if trains else {}
-            reply = Reply(metrics=count, settings={CLIENT: site.client})
+            frozen = {FROZEN: own} if (own := site.network.frozen_digest) else {}
+            reply = Reply(metrics=count, settings={CLIENT: site.client, **frozen})
         elif action in ACTIONS:
             participant = Participant(f"{request.run}/{site.client}", self._vault)
             received = self._received(message, request, task)

@@ -245,7 +245,7 @@ class Client(Generic[H]):
         through one that draws or has statistics, which would change by more than rounding, nor one that we do not
         know."""
         own = self.network
-        known = not (isinstance(own.settings, Module) or own.draws or own.moving_names)
+        known = not (isinstance(own.settings, Module) or own.draws or own.buffer_names)
         return own.device.type != "cpu" and known
 
     @property

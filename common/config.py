@@ -429,9 +429,9 @@ def _load(
 
 def _with_local_facts(model: Pretrained, scenario: Scenario) -> Pretrained:
     """With what only the person's own machine can say of the module's file and of the weights."""
-    if isinstance(model, Module) and not model.torchvision:
+    if isinstance(model, Module) and not model.library:
         plugins.trust_named(model.name.partition(":")[0])
-    if not (model.weights or model.mean):
+    if not (model.starts_from_weights or model.mean):
         return model
     from perennial.common.models.weights import settled
 

@@ -34,6 +34,7 @@ class PlainModel(ModelSettings):
 
     summary = "a module in memory"
     source = "the app"
+    whole_travels = True
 
     name: Literal["plain"] = "plain"
     tensors: str = knob("", "digest of the names and shapes of its tensors, by which a client knows its own")

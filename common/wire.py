@@ -37,6 +37,8 @@ RESUMED = "resumed"
 CLIENT = "client"
 REFUSED = "refused"
 INSISTS = "insists"
+FROZEN = "frozen"
+"""The digest of what no training changes of the model, where there is such a part."""
 
 RUN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 """A run's, which names a folder at the sites."""

@@ -1,7 +1,8 @@
 """Federated learning for clients whose data differ from each other and from what they will meet after training.
 
 `run`, `resume` and `load` give a `Result`; `sweep`, `tune`, `compare` and `leave_one_site_out` run many;
-`from_arrays` and `from_partitions` make a scenario of data in memory; `plugin` takes up a method of your own.
+`from_arrays`, `from_frames`, `from_datasets` and `from_partitions` make a scenario of data in memory; `plugin`
+takes up a method of your own.
 docs/python.md shows each. `client_app` is a ClientApp for a Flower app of your own (docs/plugins.md).
 """
 
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from perennial.client.flower_app import client_app
     from perennial.common.tasks import Metric
     from perennial.common.utils.errors import RunStopped, Stop, UserError
-    from perennial.server.in_memory import InMemory, from_arrays, from_partitions
+    from perennial.server.frames import from_frames
+    from perennial.server.in_memory import InMemory, from_arrays, from_datasets, from_partitions
     from perennial.server.results.result import Result
     from perennial.server.results.table import Table
     from perennial.server.run.progress import Progress
@@ -37,6 +39,8 @@ __all__ = [
     "client_app",
     "compare",
     "from_arrays",
+    "from_datasets",
+    "from_frames",
     "from_partitions",
     "leave_one_site_out",
     "load",
@@ -51,7 +55,8 @@ ROOMS = {
     "client.flower_app": ("client_app",),
     "common.tasks": ("Metric",),
     "common.utils.errors": ("RunStopped", "Stop", "UserError"),
-    "server.in_memory": ("InMemory", "from_arrays", "from_partitions"),
+    "server.frames": ("from_frames",),
+    "server.in_memory": ("InMemory", "from_arrays", "from_datasets", "from_partitions"),
     "server.results.result": ("Result",),
     "server.results.table": ("Table",),
     "server.run.progress": ("Progress",),

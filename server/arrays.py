@@ -24,6 +24,9 @@ MOST_CLASSES = 20
 """Different whole numbers that floats may be and still be asked whether they are classes."""
 
 
+LARGEST_ID = 2**31 - 1
+
+
 def as_array(name: str, what: str, data: Any) -> npt.NDArray[Any]:
     """A NumPy array of what was given. Raises `UserError` where it is no array."""
     import numpy as np
@@ -70,11 +73,16 @@ def as_array(name: str, what: str, data: Any) -> npt.NDArray[Any]:
 
 
 def numbers(name: str, x: npt.NDArray[Any], columns: Sequence[str] = ()) -> npt.NDArray[Any]:
-    """Samples (n, …) as they are kept: bytes, or float32. Raises `UserError` for what is no finite number then."""
+    """Samples (n, …) as they are kept: bytes, int64 of whole numbers from 0 on, or float32.
+
+    Raises `UserError` for what is no finite number then.
+    """
     import numpy as np
 
     if x.dtype == np.uint8 and not columns:  # a frame's whole numbers are no pixels
         return x
+    if x.dtype.kind in "iu" and not columns and x.min() >= 0 and x.max() <= LARGEST_ID:
+        return np.ascontiguousarray(x, dtype=np.int64)
     with np.errstate(over="ignore"):
         x = np.ascontiguousarray(x, dtype=np.float32)
     wrong = np.argwhere(~np.isfinite(x))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,10 +34,13 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
     from perennial.common.data.scenarios.arrays import Arrays
+    from perennial.common.data.scenarios.own_data import OwnData
     from perennial.common.utils.tensors import Tensors
 
 Samples = Sequence[Any]
 """`(x, y)` or `(x, y, environment)`, each of it a NumPy array, a tensor or a list."""
+FAR_APART = 1000.0
+"""Of the largest and the smallest deviation of columns."""
 ONLY = "all"
 """The environment of samples that come without one."""
 
@@ -46,7 +49,7 @@ ONLY = "all"
 class InMemory:
     """A scenario whose data are in this process until a run writes them where its clients find them."""
 
-    scenario: Arrays
+    scenario: Arrays | OwnData
     """What a run's configuration has of it: names, shapes, digests."""
     parts: Mapping[str, Mapping[str, Tensors]] = field(repr=False)
     """What each file holds, by its digest."""
@@ -78,12 +81,15 @@ def from_arrays(
     class_weights: Sequence[float] | Literal["balanced"] = (),
     targets: Sequence[str] | None = None,
     loss: NumbersLoss = "squared",
+    vocabulary: int | None = None,
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
     """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
 
-    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, everything else becomes float32. `y`: (n,) whole
+    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, whole numbers from 0 on stay whole, as ids of
+    tokens below `vocabulary` (by default one more than the largest), and everything else becomes float32. With
+    `vocabulary=0` whole numbers become float32, too. `y`: (n,) whole
     numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted; (n, k) of 0 and 1, NaN where
     one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to an event, and so is a
     structured array as scikit-survival has it. `task` says which of these it is: "classes", "numbers", "labels" or
@@ -97,7 +103,8 @@ def from_arrays(
 
     Warns of names that differ by capitals, blanks or a number's zeros alone: they are classes, or environments, of
     their own. Warns of bytes in one place and numbers beyond 1 in another, of pictures beyond 1, and of channels
-    that seem to be last. Raises `UserError` with one sentence for data that do not fit together.
+    that seem to be last, and of columns of numbers whose scales differ by a thousand. Raises `UserError` with one
+    sentence for data that do not fit together.
     """
     import torch
     from pydantic import ValidationError
@@ -118,6 +125,11 @@ def from_arrays(
     tests = {name: _tests(name, arrays, sites, kind) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     columns = _must_be_alike(sites, every)
+    most = _ids_below(every, vocabulary)
+    kept = "int64" if most else "float32"
+    sites = {name: part.of_type(kept) for name, part in sites.items()}
+    tests = {name: {site: part.of_type(kept) for site, part in own.items()} for name, own in tests.items()}
+    every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     environments = in_order(value for part in sites.values() for value in (part.environment or [ONLY]))
     if kind == "classes":
         labels = _labels(list(sites.values()), every, classes)
@@ -132,7 +144,8 @@ def from_arrays(
         target = target_settings(kind, own_targets, named, targets, class_weights, loss)
     if loss != "squared" and kind != "numbers":
         raise UserError(f"loss = {loss!r} is for task='numbers', and here that is {kind!r}; leave it out")
-    for doubt in _doubts(sites, every, labels if classes is None else {}, environments):
+    unscaled = () if vocabulary else _unscaled(list(sites.values()), columns)
+    for doubt in (*_doubts(sites, every, labels if classes is None else {}, environments), *unscaled):
         warnings.warn(doubt, stacklevel=2)
     records: dict[str, dict[str, Tensors]] = {
         name: {TRAIN: part.tensors(labels, environments)} for name, part in sites.items()
@@ -148,6 +161,7 @@ def from_arrays(
                 "sites": tuple(sites),
                 "inputs": columns if len(set(columns)) == len(columns) > 0 else every[0].x.shape[1:],
                 **target,
+                "vocabulary": most,
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -239,7 +253,53 @@ def from_partitions(
     )
 
 
+def from_datasets(clients: Mapping[str, Any], test: Mapping[str, Any] | None = None, **arguments: Any) -> InMemory:
+    """A scenario of map-style data sets of torch, `{"site-a": dataset, …}`, each of whose items is `(x, y)`.
+
+    All of it is read now, once. `test` has a data set by environment, or by environment and site; all other
+    arguments are those of `from_arrays`, and so are the errors.
+    """
+
+    def arrays(name: str, given: Any) -> Any:
+        if isinstance(given, Mapping):
+            return {site: _items(f"{name} of {site}", own) for site, own in given.items()}
+        return _items(name, given)
+
+    own = _by_name("clients", clients, "site", '{"site-a": dataset}')
+    tests = {} if test is None else _by_name("test", test, "environment", '{"new": dataset}')
+    return from_arrays(
+        {name: _items(name, given) for name, given in own.items()},
+        None if test is None else {name: arrays(f"test {name!r}", given) for name, given in tests.items()},
+        **arguments,
+    )
+
+
 # ---------------------------------------------------------------------- inside
+
+
+def _items(name: str, dataset: Any) -> Samples:
+    """All items of a data set as `(x, y)`. Raises `UserError`."""
+    import numpy as np
+
+    if not hasattr(dataset, "__getitem__") or not hasattr(dataset, "__len__"):
+        raise UserError(f"{name} must be a map-style data set of (x, y), not {type(dataset).__name__}")
+    if not len(dataset):
+        raise UserError(f"{name} has no samples")
+    xs: list[npt.NDArray[Any]] = []
+    ys: list[Any] = []
+    for place in range(len(dataset)):
+        item = dataset[place]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise UserError(f"{name}: sample {place} is no (x, y), but {_kind(item)}")
+        x = as_array(name, f"x of sample {place}", item[0])
+        if xs and x.shape != xs[0].shape:
+            raise UserError(
+                f"{name}: x of sample {place} has shape {shape_text(x.shape)}, and sample 0 "
+                f"{shape_text(xs[0].shape)}"
+            )
+        xs.append(x)
+        ys.append(item[1].tolist() if hasattr(item[1], "tolist") else item[1])
+    return np.stack(xs), np.array(ys)
 
 
 def _by_name(what: str, arrays: Any, kind: str, example: str) -> dict[str, Any]:
@@ -285,6 +345,24 @@ def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[
     return frames[0].columns if frames else ()
 
 
+def _ids_below(every: Sequence[_Part], said: int | None) -> int:
+    """How many ids of tokens samples may have; 0 where they are no ids. Raises `UserError`."""
+    import numpy as np
+
+    if said is not None and (isinstance(said, bool) or not isinstance(said, int | np.integer) or said < 0):
+        raise UserError(f"vocabulary: {said!r:.100} is not possible; give a whole number, or 0 for none")
+    whole = {"u1", "i8"} if said else {"i8"}
+    odd = next((part for part in every if part.x.dtype.str[1:] not in whole), None)
+    if odd and said:
+        raise UserError(f"{odd.name}: x must have whole numbers from 0 to {said - 1}, since vocabulary = {said}")
+    if odd or said == 0:
+        return 0
+    found, part = max(((int(part.x.max()) + 1, part) for part in every), key=lambda pair: pair[0])
+    if said and found > said:
+        raise UserError(f"{part.name}: x has {found - 1}, and vocabulary = {said}; ids of tokens are below it")
+    return int(said or found)
+
+
 def _doubts(
     sites: Mapping[str, _Part],
     every: Sequence[_Part],
@@ -322,6 +400,27 @@ def _doubts(
     if every[0].y and isinstance(every[0].y[0], str):  # who may spell the same class otherwise
         labels = {name: all_names(map(str, part.y), ()) for name, part in sites.items()}
         yield from (f"y: {lonely}" for lonely in shared_nowhere(labels))
+
+
+def _unscaled(sites: Sequence[_Part], columns: Sequence[str]) -> Iterator[str]:
+    """A sentence where the deviations of columns of numbers differ by `FAR_APART`."""
+    import numpy as np
+
+    if sites[0].x.ndim != 2:
+        return
+    deviations = np.concatenate([part.x for part in sites], dtype=np.float64).std(axis=0)
+    if not (varying := np.flatnonzero(deviations)).size:
+        return
+    large, small = varying[deviations[varying].argmax()], varying[deviations[varying].argmin()]
+    if deviations[large] >= FAR_APART * deviations[small]:
+        (one, most), (other, least) = (
+            (repr(columns[place]) if columns else f"number {place}", f"{deviations[place]:.2g}")
+            for place in (large, small)
+        )
+        yield (
+            f"x: the deviation of {one} is {most} and of {other} {least}, and a network learns little of scales "
+            "so far apart; standardise the columns, or give frames to perennial.from_frames, which does so"
+        )
 
 
 def _weights(weights: Any, labels: Mapping[int | str, str], sites: Iterable[_Part]) -> tuple[float, ...]:
@@ -406,6 +505,13 @@ class _Part:
 
     def __len__(self) -> int:
         return len(self.x)
+
+    def of_type(self, kept: str) -> _Part:
+        """With samples of another type; pixels stay bytes unless they are ids."""
+        import numpy as np
+
+        stays = self.x.dtype == kept or (self.x.dtype == np.uint8 and kept == "float32")
+        return self if stays else replace(self, x=np.ascontiguousarray(self.x, dtype=kept))
 
     @classmethod
     def of(cls, name: str, arrays: Any, task: TaskName, most: int = 3) -> _Part:

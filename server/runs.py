@@ -185,9 +185,11 @@ def as_texts(settings: Settings) -> tuple[str, ...]:
     for key, value in settings.items():
         plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers and arrays
         try:
-            if plain is None or isinstance(plain, Mapping):
+            if plain is None:
                 raise TypeError
-            found.append(f"{key}={json.dumps(plain)}")
+            if isinstance(plain, Mapping):  # of one level, as TOML has it on a line
+                parts = ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())
+            found.append(f"{key}={f'{{{parts}}}' if isinstance(plain, Mapping) else json.dumps(plain)}")
         except TypeError:
             wanted = "write a number, a text, True or False, or a list of these"
             raise UserError(f"settings: {key} = {value!r:.100} is not possible; {wanted}") from None
@@ -248,7 +250,7 @@ def begin(config: RunConfig, path: Path, link: Link, watch: Watched = QUIET, tra
             _follow(config, path, link, watcher)
         return
     with _here(config, watch) as here:
-        if isinstance(config.model, Pretrained) and config.model.weights:
+        if isinstance(config.model, Pretrained) and config.model.starts_from_weights:
             from perennial.server.run.loop import start
 
             start(config)  # weights that do not fit are told before anything is written

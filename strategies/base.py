@@ -249,6 +249,8 @@ class MethodStrategy(Strategy, Generic[H]):
             query = Exchange("query", 0, {node: f"node {node}" for node in nodes}, lambda _: {})
             messages = self._requests(query, lambda _: {})
             found = claims(query, self.accepted(self.send(grid, messages, seconds), quorum=0.0))
+            frozen = self.network.frozen_digest
+            found = {node: claim.fits(frozen) for node, claim in found.items()}
             if isinstance(grid, Seated) and (nameless := [node for node in nodes if not found[node].client]):
                 names = {grid.node_of(number): client for client, number in self.roster.numbers.items()}
                 found |= {node: replace(found[node], client=names[node]) for node in nameless}

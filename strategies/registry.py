@@ -119,10 +119,9 @@ def strategy_for(run: RunConfig, run_id: str) -> MethodStrategy[Any]:
         kind = type(kind.__name__, (OptimizedStrategy, kind), {})
     strategy = kind(run, run_id)
     # Of somebody else's module the settings alone do not tell.
-    if mechanism and isinstance(run.model, Module) and not run.method.keeps_batch_norm:
-        net = strategy.network
-        if set(net.batch_norm_names) - set(net.frozen_names):
-            raise UserError(f"privacy.{run.privacy.no_batch_norm(run.model)}")
+    theirs = mechanism and isinstance(run.model, Module) and not run.method.keeps_batch_norm
+    if theirs and strategy.network.batch_norm_names:
+        raise UserError(f"privacy.{run.privacy.no_batch_norm(run.model)}")
     return strategy
 
 

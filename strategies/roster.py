@@ -1,11 +1,11 @@
 """Which node is which client."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from perennial.common.utils.errors import printable
-from perennial.common.wire import CLIENT, INSISTS, LONGEST_NAME, NUM_EXAMPLES, REFUSED
+from perennial.common.wire import CLIENT, FROZEN, INSISTS, LONGEST_NAME, NUM_EXAMPLES, REFUSED
 from perennial.strategies.exchange import AcceptedReply, Exchange
 from perennial.strategies.screening import LONGEST_REASON, Rejected
 
@@ -36,6 +36,18 @@ class Claim:
     """It has not said anything yet."""
     insists: str = ""
     """The protection without which it takes part in no run."""
+    frozen: str = ""
+    """The digest of the part of its model that no training changes."""
+
+    def fits(self, frozen: str) -> "Claim":
+        """The claim, refused where its frozen part is another one than the run's."""
+        if self.refusal or not self.client or self.frozen == frozen:
+            return self
+        reason = (
+            f"its model has other frozen weights than the run's (SHA-256 {self.frozen[:12] or 'of none'}, and the "
+            f"run has {frozen[:12] or 'none'}); give it the same weights and the same version of the model's code"
+        )
+        return replace(self, refusal=reason)
 
 
 class Roster:
@@ -146,7 +158,10 @@ def claims(exchange: Exchange, replies: Iterable[AcceptedReply]) -> dict[int, Cl
             if refusal:  # which may be all blanks
                 refusal = printable(refusal[: 2 * LONGEST_REASON]).strip() or "takes no part and gives no reason"
             insists = printable(str(reply.settings.get(INSISTS, ""))[:LONGEST_NAME]).strip()
-            found[nodes[reply.client]] = Claim(client[:LONGEST_NAME], refusal, count, insists=insists)
+            frozen = printable(str(reply.settings.get(FROZEN, ""))[:LONGEST_NAME])
+            found[nodes[reply.client]] = Claim(
+                client[:LONGEST_NAME], refusal, count, insists=insists, frozen=frozen
+            )
         else:
             found[nodes[reply.client]] = Claim("", "does not say in words which client it is")
     for name, reason in exchange.left_out.items():

@@ -15,6 +15,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import scenario_class, scenario_preset
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
+from perennial.common.utils.samples import blank, sample_dtype
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 
@@ -39,7 +40,7 @@ def test_a_preset_survives_json_and_its_model_fits(scenario: str) -> None:
     assert len(set(preset.client_ids)) == preset.clients
     settings = model_settings(preset.model)
     net = network(settings, preset.input_shape, preset.task.outputs)
-    outputs = net.predict(net.initial(0), torch.zeros(3, *preset.input_shape))
+    outputs = net.predict(net.initial(0), blank(preset.input_shape, 3))
     assert outputs.shape == (3, preset.task.outputs)
 
 
@@ -55,7 +56,7 @@ def test_every_client_has_what_the_scenario_announces(scenario: str) -> None:
         assert list(own.test) == list(preset.test_environments)
         for part in parts(own):
             must_be_samples(scenario, part, preset.input_shape, preset.task)
-            assert part.x.dtype == torch.float32
+            assert part.x.dtype == sample_dtype(preset.input_shape)
             assert part.x.isfinite().all()
         for part in (own.train, own.validation):
             assert ((part.environment >= 0) & (part.environment < environments)).all()

@@ -22,7 +22,7 @@ class FedSGDClient(Client[S]):
         model = Working(received[MODEL], names)
         gradient, metrics = self.own_gradient(model, received)
         arrays, after = {GRADIENT: dict(zip(names, gradient, strict=True))}, model.result()
-        if buffers := self.network.moving_names:
+        if buffers := self.network.buffer_names:
             arrays[MODEL] = {name: after[name] for name in buffers}
         return Reply(arrays, {NUM_EXAMPLES: len(self.data.train), **metrics})
 

@@ -17,6 +17,7 @@ from perennial.client.serving.messages import Refused, invalid, short
 from perennial.client.serving.metrics import ServingMetrics
 from perennial.client.serving.models import Catalogue, Served
 from perennial.common.data.columns import CategoryColumn
+from perennial.common.utils.samples import vocabulary_of
 from perennial.common.utils.suggestions import unknown
 
 UNSUPPORTED = {"classification", "shared_memory_region"}
@@ -80,7 +81,7 @@ class Inference:
     def metadata(self, name: str, wanted: str) -> pb.ModelMetadataResponse:
         """Names, types and shapes of what goes in and comes out. Raises `Refused`."""
         served, _ = self.find(name, wanted)
-        described = {messages.INPUT: ("FP32", [-1, *served.scenario.input_shape])}
+        described = {messages.INPUT: (messages.datatype_of(served.scenario), [-1, *served.scenario.input_shape])}
         inputs, outputs = (
             [
                 pb.ModelMetadataResponse.TensorMetadata(name=name, datatype=datatype, shape=shape)
@@ -98,7 +99,9 @@ class Inference:
         sizes = [
             SMALL
             + max(
-                4 * self.limits.max_batch * prod(scenario.input_shape),
+                (8 if vocabulary_of(scenario.input_shape) else 4)
+                * self.limits.max_batch
+                * prod(scenario.input_shape),
                 PICTURES * messages.takes_pictures(scenario.input_shape),
             )
             + (128 + self.limits.max_batch * messages.LONGEST_TEXT * bool(scenario.cells))

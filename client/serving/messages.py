@@ -22,9 +22,12 @@ from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenario import Scenario
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import vocabulary_of
 
 INPUT = "input"
 Features = np.ndarray[Any, np.dtype[np.float32]]
+NUMBERS: dict[str, np.dtype[Any]] = {"FP32": np.dtype("<f4"), "INT64": np.dtype("<i8")}
+"""How raw contents of a datatype are read."""
 CONTENTS = {"FP32": "fp32_contents", "INT64": "int64_contents", "BYTES": "bytes_contents"}
 """The field of `InferTensorContents` that holds values of a datatype."""
 MOST_FIELDS = 64
@@ -148,7 +151,12 @@ def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -
         invalid(f"the inputs are {given}, but the model has one, {INPUT!r}{or_columns}")
     if request.inputs[0].datatype == "BYTES" and takes_pictures(input_shape):
         return _pictures(request, input_shape, max_batch)
-    return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+    if not (most := vocabulary_of(input_shape)):
+        return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+    ids = _numbers(request, 0, tuple(input_shape), max_batch, datatype="INT64")
+    if ids.min() < 0 or ids.max() >= most:
+        invalid(f"input {INPUT!r} has ids of tokens that are not from 0 to {most - 1}")
+    return torch.from_numpy(ids)
 
 
 def _misfit(names: Sequence[str], columns: Sequence[str]) -> str:
@@ -160,9 +168,14 @@ def _misfit(names: Sequence[str], columns: Sequence[str]) -> str:
     return ", and ".join(filter(None, (lacking, beyond))) or f"column {most!r} is there more than once"
 
 
+def datatype_of(scenario: Scenario) -> str:
+    """Of the input of samples."""
+    return "INT64" if vocabulary_of(scenario.input_shape) else "FP32"
+
+
 def takes_pictures(input_shape: tuple[int, ...]) -> bool:
     """Whether a sample can be the file of a picture, in grey or in colour."""
-    return len(input_shape) == 3 and input_shape[0] in (1, 3)
+    return len(input_shape) == 3 and input_shape[0] in (1, 3) and not vocabulary_of(input_shape)
 
 
 def _cells(request: pb.ModelInferRequest, place: int, column: AnyColumn | None, max_batch: int) -> Features:
@@ -200,24 +213,34 @@ def _texts(
 
 
 def _numbers(
-    request: pb.ModelInferRequest, place: int, each: tuple[int, ...], max_batch: int, may_be_empty: bool = False
-) -> Features:
+    request: pb.ModelInferRequest,
+    place: int,
+    each: tuple[int, ...],
+    max_batch: int,
+    may_be_empty: bool = False,
+    datatype: str = "FP32",
+) -> Numbers:
     """The values (n, *each) of an input; those of a column, whose `each` is (), may also be (n, 1)."""
     given = request.inputs[place]
     name = short(given.name)
-    if given.datatype != "FP32":
+    if given.datatype != datatype:
         or_files = " or, for files of pictures, 'BYTES'" if takes_pictures(each) else ""
-        invalid(f"input {name!r} has datatype {short(given.datatype)!r}, but the model takes 'FP32'{or_files}")
+        invalid(
+            f"input {name!r} has datatype {short(given.datatype)!r}, but the model takes {datatype!r}{or_files}"
+        )
     shape = _shape(given, each, max_batch)
-    contents = _contents(request, place, "FP32")
+    contents, kind = _contents(request, place, datatype), NUMBERS[datatype]
     if isinstance(contents, bytes):
-        if len(contents) != (size := 4 * prod(shape)):
-            invalid(f"input {name!r} has {len(contents)} bytes, but shape {list(shape)} of FP32 takes {size}")
-        values = np.frombuffer(contents, "<f4").astype(np.float32)
+        if datatype == "INT64" and not contents:
+            invalid(f"input {name!r} has data that are no whole numbers, row by row")
+        if len(contents) != (size := kind.itemsize * prod(shape)):
+            takes = f"shape {list(shape)} of {datatype} takes {size}"
+            invalid(f"input {name!r} has {len(contents)} bytes, but {takes}")
+        values: Numbers = np.frombuffer(contents, kind).astype(kind.newbyteorder("="))
     else:
         if len(contents) != prod(shape):
             invalid(f"input {name!r} has {len(contents)} values, but shape {list(shape)} takes {prod(shape)}")
-        values = np.empty(len(contents), np.float32)
+        values = np.empty(len(contents), kind.newbyteorder("="))
         for start in range(0, len(values), PIECE):
             values[start : start + PIECE] = contents[start : start + PIECE]
     if not (np.isfinite(values) | (may_be_empty & np.isnan(values))).all():

@@ -4,7 +4,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.models.network import Network
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 
 NAME = "perennial"
 """The model of this name is the method's headline one; each also has its own name, e.g. "personal"."""
@@ -68,7 +69,7 @@ class Served:
 
     def check(self) -> None:
         """Raises `ValueError` unless each model gives as many finite outputs as its task takes."""
-        sample, wanted = torch.zeros(1, *self.scenario.input_shape), self.task.outputs
+        sample, wanted = blank(self.scenario.input_shape), self.task.outputs
         for name in self.models:
             outputs = self.outputs(name, sample)
             if outputs.shape != (1, wanted) or not outputs.isfinite().all():
@@ -188,6 +189,10 @@ def load(path: Path, data_root: Path | None, device: torch.device) -> Served:
         models = client_half(task, site, snapshot.kept).evaluated(snapshot.received)
     if not models:
         raise UserError(f"{snapshot.client} only tests in this run, and has no model of its own to be served")
+    if net.adapter_names:  # merged once, in place of at each request
+        models = {
+            name: net.module(own.args[0]) if isinstance(own, partial) else own for name, own in models.items()
+        }
     headline = task.method.evaluates[-1]
     served = Served(
         models,

@@ -13,7 +13,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from perennial.client.serving import inference_pb2 as pb
-from perennial.client.serving.messages import decoded, encoded, invalid, short
+from perennial.client.serving.messages import NUMBERS, decoded, encoded, invalid, short
 from perennial.common.utils.suggestions import sentence
 
 LARGEST_JSON = 16 * 2**20
@@ -124,7 +124,7 @@ def _bytes(tensor: Tensor) -> bytes:
             return encoded([base64.b64decode(value, validate=True) for value in values])
         except (binascii.Error, ValueError):
             invalid(f"input {name!r} has data that are no base64")
-    if tensor.datatype != "FP32":
+    if tensor.datatype not in NUMBERS:
         return b""  # no input takes it, whatever its data: `samples` says what the input takes
     values = [np.nan if value is None else value for value in values]  # an empty cell
     try:
@@ -132,7 +132,12 @@ def _bytes(tensor: Tensor) -> bytes:
             raise ValueError
         array = np.array(values, np.float64)
     except (ValueError, OverflowError):  # lists of different lengths, or a whole number that no float is near
+        if tensor.datatype == "INT64":
+            return b""  # the same
         invalid(f"input {name!r} has data that are no numbers, row by row")
+    if tensor.datatype == "INT64":
+        whole = np.isfinite(array) & (np.abs(array) < 2.0**53) & (array == np.floor(array))
+        return encoded(array.ravel().astype(np.int64)) if whole.all() else b""
     with np.errstate(over="ignore"):  # what is too large for FP32 is not finite, and refused as such
         return encoded(array.ravel().astype(np.float32))
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perennial.common.tasks.base import PredictionTask, must_be_targets
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import sample_dtype, vocabulary_of
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class Examples:
     """Samples with their labels and the training environment that each came from.
 
-    `x`: (n, *input_shape) float32; `y`: (n,) int64 classes, or (n, targets) float32;
+    `x`: (n, *input_shape) float32, or int64 ids of tokens; `y`: (n,) int64 classes, or (n, targets) float32;
     `environment`: (n,) int64 index into the scenario's `train_environments` (-1 for test samples, whose
     environment no client knows).
     """
@@ -47,7 +48,9 @@ def must_be_samples(what: str, part: Examples, shape: tuple[int, ...], task: Pre
     """Raises `UserError` where a part is not as `Examples` says, of samples of this shape and a task's targets."""
     import torch
 
-    x = part.x.dtype if isinstance(part.x, torch.Tensor) and part.x.is_floating_point() else torch.float32
+    x, most = sample_dtype(shape), vocabulary_of(shape)
+    if isinstance(part.x, torch.Tensor) and part.x.is_floating_point() and not most:
+        x = part.x.dtype
     wanted = {
         "x": (x, shape),
         "y": (getattr(torch, task.target_dtype), task.target_shape),
@@ -62,6 +65,8 @@ def must_be_samples(what: str, part: Examples, shape: tuple[int, ...], task: Pre
         if tuple(tensor.shape) != (len(part.x), *own):
             found, right = [*tensor.shape], [len(part.x), *own]
             raise UserError(f"{what}: {name} has shape {found}; it must be {right}")
+    if most and len(part.x) and not 0 <= int(part.x.min()) <= int(part.x.max()) < most:
+        raise UserError(f"{what}: x has ids from {part.x.min()} to {part.x.max()}; they must be 0 to {most - 1}")
     must_be_targets(what, task, part.y)
 
 

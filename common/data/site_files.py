@@ -16,6 +16,7 @@ from zipfile import BadZipFile, is_zipfile
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import Files
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import vocabulary_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +67,8 @@ class Found:
         prepared: Mapping[str, AnyColumn] | None = None,
         ignored: Sequence[str] = (),
     ) -> Tensor:
-        """All samples (n, *shape) as float32, bytes divided by 255; a table's features in the order of `columns`.
+        """All samples (n, *shape) as float32, bytes divided by 255; int64 where `shape` is of ids of tokens; a
+        table's features in the order of `columns`.
 
         `prepared` says what becomes of a column's cells; without, they are numbers. Raises `UserError` where the
         samples do not fit.
@@ -83,10 +85,15 @@ class Found:
                 raise UserError(f"{self.name} has pictures, but the server announces samples of {_size(shape)}")
             return unit_range(Files(self.x, (shape[0], shape[1], shape[2]))[torch.arange(len(self.x))])
         x = self.x
-        if x.shape[1:] != shape:
+        if x.shape[1:] != tuple(shape):
             raise UserError(
                 f"samples in {self.name} are of {_size(x.shape[1:])}, but the server announces {_size(shape)}"
             )
+        if most := vocabulary_of(shape):
+            wrong = f"{self.name}: x has what is no whole number from 0 to {most - 1}, which the server announces"
+            if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= most:
+                raise UserError(wrong)
+            return torch.from_numpy(x.astype(np.int64))
         return unit_range(torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)))
 
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:

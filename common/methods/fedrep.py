@@ -1,9 +1,13 @@
 """FedRep: hyper-parameters."""
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypeVar
 
 from perennial.common.methods.base import ONE_MODEL, LocalTraining
+from perennial.common.models.settings import is_adapter
 from perennial.common.utils.knobs import choice, knob
+
+T = TypeVar("T")
 
 
 class AlternatingTraining(LocalTraining):
@@ -28,6 +32,17 @@ class AlternatingTraining(LocalTraining):
         search=choice(5, 10, 20),
     )
 
+    @property
+    def keeps_adapters(self) -> bool:
+        """Whether what a client keeps is LoRA's matrices, in place of the classifier."""
+        return False
+
+
+def own_part(tensors: Mapping[str, T], hparams: AlternatingTraining) -> dict[str, T]:
+    """What of a model, by its tensors' names, a client keeps."""
+    own = is_adapter if hparams.keeps_adapters else lambda name: name.startswith("classifier.")
+    return {name: tensor for name, tensor in tensors.items() if own(name)}
+
 
 class FedRep(AlternatingTraining):
     """A shared featurizer under classifiers that stay with the clients."""
@@ -42,3 +57,10 @@ class FedRep(AlternatingTraining):
     sums = ONE_MODEL
 
     name: Literal["fedrep"] = "fedrep"
+    personal: Literal["classifier", "adapters"] = knob(
+        "classifier", "what each client keeps: the classifier, or the matrices of `model.lora`", source="ours"
+    )
+
+    @property
+    def keeps_adapters(self) -> bool:
+        return self.personal == "adapters"

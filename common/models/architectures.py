@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from perennial.common.models.own_module import constructed, layout, parts
+from perennial.common.models.lora import add
+from perennial.common.models.own_module import constructed, ids_as_numbers, layout, parts
 from perennial.common.models.settings import (
     CnnGroupNorm,
     ConvNet,
@@ -22,6 +23,7 @@ from perennial.common.models.settings import (
     ResNet18,
 )
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import vocabulary_of
 
 GROUPS = 8
 """Groups of every GroupNorm layer: FedIIR's and FedILC's networks have 8."""
@@ -59,6 +61,17 @@ class FeatureNorm(nn.BatchNorm1d):
         if not self.training or len(x) > 1:
             return super().forward(x)
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+
+
+def model_for(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> Model:
+    """`build`, with LoRA where it is set, and for samples as they are announced: a model that takes numbers alone
+    is given ids as numbers."""
+    model = build(settings, input_shape, classes)
+    if isinstance(settings, Pretrained) and settings.lora:
+        add(model.featurizer, settings.lora)
+    if vocabulary_of(input_shape) and not settings.takes_ids and isinstance(model, Model):
+        model.featurizer.register_forward_pre_hook(ids_as_numbers)
+    return model
 
 
 # --- Building each of them ---------------------------------------------------------------------------------

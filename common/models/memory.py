@@ -13,10 +13,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._device import _device_constructors
 
-from perennial.common.models.architectures import build
+from perennial.common.models.architectures import build, model_for
+from perennial.common.models.network import network
 from perennial.common.models.own_module import constructed
-from perennial.common.models.settings import ModelSettings, Module
+from perennial.common.models.settings import ModelSettings, Module, Pretrained
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 
 COPIES = 4
 """Of a model that is trained: as it came, as it is trained, its gradient, and as it is sent."""
@@ -95,27 +97,32 @@ def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) 
 @lru_cache(maxsize=8)
 def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], classes: int) -> tuple[int, bool]:
     """Bytes of one sample and of all layers' outputs for it; and whether there are convolutions among them."""
-    found = [4 * prod(input_shape)]
+    found = [blank(input_shape).nbytes]
 
     def note(_: nn.Module, __: Any, output: Tensor) -> None:
         found.append(output.nbytes)
 
     with torch.device("meta"), _Measured():
-        model = build(settings, input_shape, classes).eval()
+        model = model_for(settings, input_shape, classes).eval()
         layers = [layer for layer in model.modules() if not list(layer.children())]
         for layer in layers:
             layer.register_forward_hook(note)
-        model(torch.empty(1, *input_shape))
+        model(blank(input_shape, device="meta"))
     return sum(found), any(isinstance(layer, nn.Conv2d) for layer in layers)
 
 
 def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
-    """Raises `UserError` if so many copies of a model are more than this process can have."""
-    needed, there = copies * model_bytes(settings, input_shape, classes), available()
+    """Raises `UserError` if so many copies of what is trained of a model are more than this process can have."""
+    each, there = model_bytes(settings, input_shape, classes), available()
+    needed, what = copies * each, f"{copies} copies of {_gb(each)}"
+    if isinstance(settings, Pretrained) and (settings.lora or settings.freeze != "none") and 2 * each <= there:
+        # What is frozen is here once, and once more while it is made.
+        trained = network(settings, input_shape, classes).travelling_bytes
+        needed, what = 2 * each + copies * trained, f"2 copies of {_gb(each)}, and {copies} of {_gb(trained)}"
     if needed > there:
         raise UserError(
-            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({copies} copies of "
-            f"{_gb(needed / copies)}), and {_gb(there)} are available; take a smaller one"
+            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({what}), and "
+            f"{_gb(there)} are available; take a smaller one"
         )
 
 

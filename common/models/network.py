@@ -1,6 +1,7 @@
 """The one resident network per process, which runs a model over explicit tensors, and the weights it starts from.
 
-A model's weights live outside it: a method keeps them as `Tensors`, and `Network` runs them.
+A model's weights live outside it: a method keeps them as `Tensors`, and `Network` runs them. Only what no training
+changes is the network's own, so that it is neither sent nor kept.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,13 +13,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from perennial.common import plugins
-from perennial.common.models.architectures import Model, build
+from perennial.common.models.architectures import Model, build, model_for
+from perennial.common.models.libraries import transformers_weights
+from perennial.common.models.lora import apart, merge
 from perennial.common.models.own_module import AUXILIARY, constructed, layout, must_be_logits, parts, run_once
-from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18
+from perennial.common.models.settings import ModelSettings, Module, Pretrained, ResNet18, is_adapter
 from perennial.common.models.weights import load_weights
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 from perennial.common.utils.seeding import derive
-from perennial.common.utils.tensors import Tensors
+from perennial.common.utils.tensors import Tensors, digest_of
 
 # --- Saved weights ---------------------------------------------------------------------------------------
 
@@ -32,7 +36,11 @@ def with_weights(
     `resnet18`, which has a classifier of its own, all of the classifier. Raises `UserError` for weights that are
     not this model's.
     """
-    found, where, name = load_weights(settings), settings.weights, settings.name
+    if folder := isinstance(settings, Module) and settings.library == "transformers":
+        found = transformers_weights(settings, input_shape, classes)  # none, where the folder has none
+    else:
+        found = load_weights(settings)
+    where, name = settings.weights or settings.name, settings.name
     names = {own: own for own in drawn}
     if not any(own in found for own in drawn if own.startswith("featurizer.")):  # not saved by a run of ours
         names = _names_elsewhere(settings, input_shape, classes)
@@ -49,7 +57,8 @@ def with_weights(
         if own in output and not fits:
             continue
         if key not in found:
-            lacking += [key] if tensor.is_floating_point() else []  # old files have no counters of BatchNorm's
+            # A folder of transformers may lack a part, which is drawn; old files have no counters of BatchNorm's.
+            lacking += [key] if tensor.is_floating_point() and not folder else []
         elif found[key].shape != tensor.shape:
             raise UserError(
                 f"model.weights: {where} has {key!r} of shape {_size(found[key])}, and model {name!r} has it of "
@@ -89,7 +98,7 @@ def _size(tensor: Tensor) -> str:
 
 
 class Network:
-    """One model's structure, to be run over any tensors; it holds no weights of its own.
+    """One model's structure, to be run over any tensors; it holds no weights but frozen ones.
 
     Calls take tensors by full state-dict name, need only those of the part that they run (`KeyError` names
     a missing one), and ignore others. They change none of them, with one exception: `training=True` lets
@@ -104,17 +113,18 @@ class Network:
     parameter_names: tuple[str, ...]
     """State-dict names of all parameters that are trained, the featurizer's first."""
     buffer_names: tuple[str, ...]
-    """State-dict names of all other tensors: BatchNorm's statistics and counters, and what is frozen."""
+    """State-dict names of all other tensors that travel with them: BatchNorm's statistics and counters."""
     frozen_names: tuple[str, ...]
-    """State-dict names of all tensors that no training changes: a frozen featurizer's, or frozen by the module."""
-    moving_names: tuple[str, ...]
-    """State-dict names of all buffers that are not frozen."""
+    """State-dict names of all tensors that no training changes: a frozen featurizer's, or frozen by the module.
+    They are in no model that is given or kept; the network has them itself."""
     featurizer_names: tuple[str, ...]
     """State-dict names of the featurizer's trained parameters."""
     classifier_names: tuple[str, ...]
     """State-dict names of the classifier's trained parameters."""
     batch_norm_names: tuple[str, ...]
-    """State-dict names of all parameters and buffers of BatchNorm layers."""
+    """State-dict names of all parameters and buffers of BatchNorm layers that are not frozen."""
+    adapter_names: tuple[str, ...]
+    """State-dict names of LoRA's matrices, which are among the featurizer's trained parameters."""
 
     def __init__(
         self,
@@ -133,6 +143,7 @@ class Network:
         if plugins.of(type(settings)):
             self._must_fit(model)
         frozen = isinstance(settings, Pretrained) and settings.freeze == "featurizer"
+        adapted = isinstance(settings, Pretrained) and settings.lora is not None
         # Tied weights are one tensor with several names, of which the first is the one that counts.
         first: dict[int, str] = {}
         tensors = model.state_dict(keep_vars=True)
@@ -144,11 +155,14 @@ class Network:
 
         parameters = {names[name] for name, _ in model.named_parameters()}
         self.parameter_names = tuple(name for name in self._own if name in parameters and trained(name))
-        self.buffer_names = tuple(name for name in self._own if name not in self.parameter_names)
+        others = [name for name in self._own if name not in self.parameter_names]
         self.frozen_names = tuple(
-            name for name in self.buffer_names if name in parameters or (frozen and name.startswith("featurizer."))
+            name
+            for name in (() if settings.whole_travels else others)
+            if name in parameters or ((frozen or adapted) and name.startswith("featurizer."))
         )
-        self.moving_names = tuple(name for name in self.buffer_names if name not in self.frozen_names)
+        self.buffer_names = tuple(name for name in others if name not in self.frozen_names)
+        self.adapter_names = tuple(name for name in self.parameter_names if is_adapter(name))
         self.featurizer_names, self.classifier_names = (
             tuple(name for name in self.parameter_names if name.startswith(f"{part}."))
             for part in ("featurizer", "classifier")
@@ -158,8 +172,9 @@ class Network:
             for name, layer in model.named_modules()
             if isinstance(layer, nn.modules.batchnorm._BatchNorm)
         ]
-        self.batch_norm_names = tuple(f"{layer}.{name}" for layer, module in norms for name in module.state_dict())
-        stay = isinstance(settings, Pretrained) and settings.statistics_stay
+        of_norms = (f"{layer}.{name}" for layer, module in norms for name in module.state_dict())
+        self.batch_norm_names = tuple(name for name in of_norms if name not in self.frozen_names)
+        stay = isinstance(settings, Pretrained) and (settings.statistics_stay or adapted)
         self._still = ([model.featurizer] if frozen else []) + ([layer for _, layer in norms] if stay else [])
         """Layers that run in training as in evaluation."""
         self.draws = (
@@ -184,17 +199,34 @@ class Network:
             still.eval()
 
     def initial(self, seed: int, *key: str | int) -> Tensors:
-        """Initial parameters and buffers, a draw that depends on `seed` and `key` alone.
+        """Initial parameters and buffers, without frozen ones: a draw that depends on `seed` and `key` alone.
 
         The same on every call and device, and no global generator is disturbed. The tensors are new, on
         `device`, without `requires_grad`. With weights these stand in their places; of their output layer only in
         the draw without a `key`, the common initial model. Raises `UserError` for weights that are not there or do
         not fit.
         """
-        drawn = self._drawn(derive(seed, "init", *key))
-        if isinstance(self.settings, Pretrained) and self.settings.weights:
-            drawn = with_weights(self.settings, self.input_shape, self.outputs, drawn, head=not key)
-        return {name: tensor.to(self.device) for name, tensor in drawn.items()}
+        drawn = self._begun(derive(seed, "init", *key), head=not key)
+        return {name: tensor.to(self.device) for name, tensor in drawn.items() if name not in self.frozen_names}
+
+    @cached_property
+    def frozen(self) -> Tensors:
+        """What no training changes, on `device`: of the weights, or a draw that is the same in all runs."""
+        if not self.frozen_names:
+            return {}
+        begun = self._begun(derive(0, "init"))
+        return {name: begun[name].to(self.device) for name in self.frozen_names}
+
+    @cached_property
+    def travelling_bytes(self) -> int:
+        """Of all tensors of a model that are not frozen."""
+        tensors = self._model.state_dict()
+        return sum(tensors[name].nbytes for name in (*self.parameter_names, *self.buffer_names))
+
+    @cached_property
+    def frozen_digest(self) -> str:
+        """SHA-256 of `frozen`, which must be the same at all sites; empty where there is nothing."""
+        return digest_of(self.frozen) if self.frozen_names else ""
 
     @cached_property
     def width(self) -> int:
@@ -202,21 +234,21 @@ class Network:
         ServerApp, it is what the classifier's first linear layer takes."""
         if not self.input_shape:
             return next(x.in_features for x in self._model.classifier.modules() if isinstance(x, nn.Linear))
-        sample = torch.zeros(1, *self.input_shape, device=self.device)
+        sample = blank(self.input_shape, device=self.device)
         drawn = {name: tensor.to(self.device) for name, tensor in self._drawn(0).items()}
-        return self.features(drawn, sample).shape[1]
+        return self._call(self._model.featurizer, self._featurizer, drawn, sample, False).shape[1]
 
     def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Outputs (samples, `outputs`) of samples x (samples, *input_shape)."""
-        return self._call(self._model, self._whole, tensors, x, training)
+        return self._call(self._model, self._whole, self.whole(tensors), x, training)
 
     def features(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Features z = Φ(x) (samples, width) of samples x (samples, *input_shape)."""
-        return self._call(self._model.featurizer, self._featurizer, tensors, x, training)
+        return self._call(self._model.featurizer, self._featurizer, self.whole(tensors), x, training)
 
     def classify(self, tensors: Mapping[str, Tensor], z: Tensor, training: bool = False) -> Tensor:
         """Outputs w(z) (samples, `outputs`) of features z (samples, width)."""
-        return self._call(self._model.classifier, self._classifier, tensors, z, training)
+        return self._call(self._model.classifier, self._classifier, self.whole(tensors), z, training)
 
     @contextmanager
     def drawing(self, seed: int, *key: str | int) -> Iterator[None]:
@@ -233,10 +265,27 @@ class Network:
             yield
 
     def module(self, tensors: Mapping[str, Tensor]) -> nn.Module:
-        """The model as a module of its own with these weights, copied, on `device` and in evaluation mode."""
+        """The model as a module of its own with these weights, copied, on `device` and in evaluation mode.
+
+        What is frozen is in it, and LoRA's matrices are merged into the layers' weights.
+        """
         module = self._build(0)
+        tensors = self.whole(tensors)
         module.load_state_dict({name: tensors[full] for name, full in self._whole})
+        merge(module)
         return module.to(self.device).eval()
+
+    def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """A model with what is frozen, unless it brings that itself, as models of older versions do."""
+        return {**self.frozen, **tensors} if self.frozen_names else tensors
+
+    def _begun(self, seed: int, head: bool = True) -> Tensors:
+        """A drawn model, with the tensors of its weights in place of its own."""
+        drawn = self._drawn(seed)
+        if not (isinstance(self.settings, Pretrained) and self.settings.starts_from_weights):
+            return drawn
+        plain, adapters = apart(drawn)
+        return with_weights(self.settings, self.input_shape, self.outputs, plain, head) | adapters
 
     def _drawn(self, seed: int) -> Tensors:
         """Parameters and buffers of a new model, on the CPU; tied ones once."""
@@ -248,7 +297,7 @@ class Network:
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             # Not torch.manual_seed, which would seed the generators of the accelerators, too.
             torch.default_generator.manual_seed(seed)
-            return build(self.settings, self.input_shape, self.outputs)
+            return model_for(self.settings, self.input_shape, self.outputs)
 
     def _must_fit(self, model: nn.Module) -> None:
         """Raises `UserError` where what a plug-in has built is no model of such samples and classes."""
@@ -257,7 +306,7 @@ class Network:
             raise UserError(f"model {self.settings.name!r}: what builds it gives a {kind}; let it give a `Model`")
         if self.input_shape:  # which a plain Flower app need not say
             with torch.random.fork_rng(devices=[]), torch.no_grad():
-                logits = run_once(self.settings, model.eval(), torch.zeros(2, *self.input_shape))
+                logits = run_once(self.settings, model.eval(), blank(self.input_shape, 2))
             must_be_logits(self.settings, logits, self.outputs)
             model.train()
 
@@ -283,7 +332,6 @@ class Network:
         return output.float()
 
 
-@lru_cache(maxsize=8)
 def network(
     settings: ModelSettings,
     input_shape: tuple[int, ...],
@@ -292,4 +340,7 @@ def network(
     bf16: bool = False,
 ) -> Network:
     """The resident `Network` of this process for these settings; build it once, share it between clients."""
-    return Network(settings, input_shape, outputs, device, bf16)
+    return _resident(settings, input_shape, outputs, torch.device(device), bf16)
+
+
+_resident = lru_cache(maxsize=8)(Network)

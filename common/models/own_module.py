@@ -8,7 +8,8 @@ they are given as code. Of it, only a class of modules is called, or a function 
 import inspect
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from importlib import import_module
@@ -19,9 +20,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from perennial.common import plugins
+from perennial.common.models.libraries import timm_network, transformers_network
 from perennial.common.models.settings import ModelSettings, Module
 from perennial.common.models.weights import must_be_known
 from perennial.common.utils.errors import UserError, told_with_place
+from perennial.common.utils.samples import SampleShape, made_up, shape_in_words, vocabulary_of
 from perennial.common.utils.suggestions import meant
 
 AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
@@ -40,6 +43,10 @@ class Layout:
     """Whether the module is its featurizer and then its classifier, by these names, and nothing else."""
     draws: bool
     """Whether it draws in training, as dropout does."""
+    as_numbers: bool = False
+    """Whether it takes ids of tokens as float32 numbers alone."""
+    by_name: bool = False
+    """Whether its logits are one of several outputs, by that name."""
 
 
 # ---------------------------------------------------------------------- made by its own code
@@ -48,9 +55,14 @@ class Layout:
 def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) -> nn.Module:
     """The module as its own code makes it, drawn from torch's global generator. Raises `UserError`."""
     name, options = settings.name, settings.options
-    target = _torchvision(settings) if settings.torchvision else _found(name)
-    known = {"classes": classes, "num_classes": classes, "input_shape": input_shape}
-    if settings.torchvision:
+    builders = {"torchvision": _torchvision, "transformers": _transformers, "timm": _timm}
+    target = builders[settings.library](settings, input_shape, classes) if settings.library else _found(name)
+    known: dict[str, Any] = {"classes": classes, "num_classes": classes, "input_shape": tuple(input_shape)}
+    if ids := vocabulary_of(input_shape):
+        known |= {"vocabulary": ids, "vocab_size": ids, "num_embeddings": ids}
+    if settings.library in ("transformers", "timm"):
+        options = {}
+    elif settings.torchvision:
         options |= {"num_classes": classes}
         if settings.torchvision in AUXILIARY:
             options = {"aux_logits": False, "init_weights": False, **options}
@@ -71,12 +83,14 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
             raise UserError(f"model.{lacking[0]}: {name} needs a value for it; set it")
     try:
         made = target(**options)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model {name!r} cannot be made: {told_with_place(error, __file__)}") from error
     if not isinstance(made, nn.Module):
         raise UserError(f"model {name!r} makes a {type(made).__name__}, and no torch.nn.Module")
     if any(is_lazy(tensor) for tensor in (*made.parameters(), *made.buffers())):
-        run_once(settings, made, _samples(input_shape))  # from which lazy layers learn their sizes
+        _takes(settings, made, input_shape)  # from which lazy layers learn their sizes
     halves = (torch.bfloat16, torch.float16)
     for name, tensor in made.state_dict().items():
         if tensor.dtype in halves:
@@ -88,7 +102,15 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
     return made
 
 
-def _torchvision(settings: Module) -> Callable[..., Any]:
+def _transformers(settings: Module, input_shape: tuple[int, ...], classes: int) -> Callable[..., Any]:
+    return partial(transformers_network, settings, input_shape, classes)
+
+
+def _timm(settings: Module, input_shape: tuple[int, ...], classes: int) -> Callable[..., Any]:
+    return partial(timm_network, settings, input_shape, classes)
+
+
+def _torchvision(settings: Module, *_: Any) -> Callable[..., Any]:
     from torchvision.models import get_model_builder
 
     must_be_known(settings.torchvision)
@@ -151,7 +173,7 @@ def _parameters(target: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def defaults(settings: Module) -> dict[str, Any]:
     """What the arguments of a class or function of one's own are unless set, where a setting could say it."""
-    if settings.torchvision:
+    if settings.library:
         return {}
     kinds = (bool, int, float, str, list, tuple)
     return {p.name: p.default for p in _parameters(_found(settings.name)) if isinstance(p.default, kinds)}
@@ -170,8 +192,10 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(0)
         module = constructed(settings, input_shape, classes)
-        x = _samples(input_shape)
         _must_take_one_input(settings, module)
+        as_numbers, by_name = _takes(settings, module.eval(), input_shape)
+        adapt(module, as_numbers, by_name)
+        x = made_up(input_shape)
         layers: dict[str, Any] = {}
         """Inputs of linear layers, and of the attribute `classifier`, in the order they end in."""
 
@@ -188,7 +212,7 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
         for hook in hooks:
             hook.remove()
         must_be_logits(settings, logits, classes)
-        if not torch.equal(x, _samples(input_shape)):
+        if not torch.equal(x, made_up(input_shape)):
             raise UserError(
                 f"model {settings.name!r} changes its input in place; let it make a new tensor, such as "
                 "x = x - 0.5 for x.sub_(0.5)"
@@ -206,8 +230,8 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
 
         module = module.eval()
         logits = run_once(settings, module, x)  # again, since running it in training may have changed its buffers
-        apart = _is_apart(module, place, x, logits)
-        found = Layout(place, how, apart, draws)
+        apart = not (as_numbers or by_name) and _is_apart(module, place, x, logits)
+        found = Layout(place, how, apart, draws, as_numbers, by_name)
         features, classifier = parts(module, found)
         _must_be_apart(settings, features, classifier, place)
         z = run_once(settings, features, x, f"without its classifier {place!r}")
@@ -224,8 +248,57 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
         return found
 
 
+def adapt(module: nn.Module, as_numbers: bool, by_name: bool) -> None:
+    """Have a module take ids of tokens as numbers, and give its logits alone; each where it is so."""
+    if as_numbers:
+        module.register_forward_pre_hook(ids_as_numbers)
+    if by_name:
+        module.register_forward_hook(lambda _, __, outputs: _logits(outputs))
+
+
+def ids_as_numbers(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """A hook before a module that computes with ids of tokens as with any other numbers."""
+    return inputs[0].float(), *inputs[1:]
+
+
+def _logits(outputs: Any) -> Any:
+    """Those of a dict, or of an object such as Hugging Face's `ModelOutput`; anything else as it is."""
+    if isinstance(outputs, Mapping):
+        return outputs.get("logits", outputs)
+    return getattr(outputs, "logits", outputs)
+
+
+def _takes(settings: Module, module: nn.Module, input_shape: tuple[int, ...]) -> tuple[bool, bool]:
+    """Whether a module takes ids of tokens as numbers alone, and whether its logits have a name.
+
+    Raises `UserError` where it cannot be run.
+    """
+    x = made_up(input_shape)
+
+    def named(outputs: Any) -> bool:
+        return _logits(outputs) is not outputs
+
+    with torch.no_grad():
+        try:
+            return False, named(run_once(settings, module, x))
+        except UserError:
+            if vocabulary_of(input_shape):
+                with suppress(UserError):  # then what is wrong with ids is the matter
+                    return True, named(run_once(settings, module, x.float()))
+            raise
+
+
 def parts(module: nn.Module, found: Layout) -> tuple[nn.Module, nn.Module]:
-    """A module's featurizer and classifier; without its classifier, a module is its featurizer."""
+    """A module's featurizer and classifier; without its classifier, a module is its featurizer.
+
+    The featurizer takes samples as they are announced, and gives features alone.
+    """
+    featurizer, classifier = _parted(module, found)
+    adapt(featurizer, found.as_numbers, found.by_name)
+    return featurizer, classifier
+
+
+def _parted(module: nn.Module, found: Layout) -> tuple[nn.Module, nn.Module]:
     if not found.classifier:
         return nn.Identity(), module
     classifier = module.get_submodule(found.classifier)
@@ -250,7 +323,7 @@ def _classifier(settings: Module, module: nn.Module, layers: dict[str, Any]) -> 
             )
         return settings.classifier, "as model.classifier says"
     vectors = isinstance(given := layers.get("classifier"), Tensor) and given.dim() == 2
-    if not settings.torchvision and vectors:
+    if settings.library != "torchvision" and vectors:
         return "classifier", "its attribute of this name"
     if linear := [name for name in layers if isinstance(module.get_submodule(name), nn.Linear)]:
         return linear[-1], "its last linear layer"
@@ -299,7 +372,10 @@ def _must_take_one_input(settings: Module, module: nn.Module) -> None:
 def must_be_logits(settings: ModelSettings, logits: Any, classes: int) -> None:
     """Raises `UserError` where what a model gave for two samples is no logit for each class."""
     if not isinstance(logits, Tensor):
-        raise UserError(f"model {settings.name!r} gives a {type(logits).__name__}, and no tensor of logits")
+        raise UserError(
+            f"model {settings.name!r} gives a {type(logits).__name__}, and no tensor of logits, nor anything that "
+            "has one by the name logits"
+        )
     if logits.dim() != 2 or len(logits) != 2:
         given = "x".join(map(str, logits.shape))
         raise UserError(f"model {settings.name!r} gives {given} for 2 samples, and no logit for each class")
@@ -312,15 +388,11 @@ def must_be_logits(settings: ModelSettings, logits: Any, classes: int) -> None:
         )
 
 
-def _samples(input_shape: tuple[int, ...]) -> Tensor:
-    return torch.randn(2, *input_shape, generator=torch.Generator().manual_seed(0))
-
-
 def run_once(settings: ModelSettings, module: nn.Module, x: Tensor, how: str = "") -> Any:
     """What a model gives for samples. Raises `UserError` where it cannot be run."""
     try:
         return module(x)
     except Exception as error:
-        shape = "x".join(map(str, x.shape[1:]))
-        doing = f"cannot be run {how}" if how else f"cannot take samples of shape {shape}"
+        shape = tuple(x.shape[1:]) if x.is_floating_point() else SampleShape(x.shape[1:], int(x.max()) + 1)
+        doing = f"cannot be run {how}" if how else f"cannot take samples of shape {shape_in_words(shape)}"
         raise UserError(f"model {settings.name!r} {doing}: {told_with_place(error, __file__)}") from error

@@ -5,7 +5,7 @@ from abc import ABC
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, field_validator, model_validator
 
 from perennial.common import plugins
 from perennial.common.utils.errors import UserError
@@ -24,6 +24,10 @@ class ModelSettings(BaseModel, ABC):
     """The paper that the model is from."""
     stacks: ClassVar[bool] = True
     """Whether many clients' models of this kind can be run as one stack (client/cohort.py)."""
+    whole_travels: ClassVar[bool] = False
+    """Whether what is frozen travels, too, since no two processes make it alike."""
+    takes_ids: ClassVar[bool] = False
+    """Whether ids of tokens come to it as int64; otherwise as float32, as any other numbers."""
 
     name: str
 
@@ -147,6 +151,32 @@ class CnnGroupNorm(ModelSettings):
 Positive = Annotated[float, Field(gt=0)]
 
 
+class Lora(BaseModel):
+    """Which linear layers of the featurizer learn a matrix of low rank, and of which rank (Hu et al. 2022)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    rank: PositiveInt = 8
+    layers: str = "all"
+    """A part of their names, or a regular expression that is found in them; all: every one."""
+    alpha: Positive = 8.0
+    """What the matrix is multiplied with, over its rank."""
+
+    @field_validator("layers")
+    @classmethod
+    def _check_expression(cls, layers: str) -> str:
+        try:
+            re.compile(layers)
+        except re.error as error:
+            raise ValueError(f"{layers!r} is no regular expression ({error})") from None
+        return layers
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a state dict is one of LoRA's two matrices."""
+    return name.rpartition(".")[2] in ("lora_a", "lora_b")
+
+
 class Pretrained(ModelSettings):
     """Models that may start from saved weights (`common/models/weights.py`)."""
 
@@ -166,6 +196,11 @@ class Pretrained(ModelSettings):
         "unless set: with weights",
         source="FedIIR's public code",
     )  # fmt: skip
+    lora: Lora | None = knob(
+        None, "LoRA: the featurizer is frozen but for a matrix of low rank beside each chosen linear layer, such "
+        'as {rank = 8, layers = "attn"}; unless set: none',
+        source="Hu et al. 2022",
+    )  # fmt: skip
     mean: tuple[float, ...] = knob(
         (), "mean of each channel, of pixels from 0 to 1, by which the weights want pictures standardised; unless "
         "set: as torchvision says of its own, and else as the scenario has them",
@@ -176,7 +211,7 @@ class Pretrained(ModelSettings):
 
     @property
     def moving_statistics(self) -> bool:
-        return self.batch_norm and self.freeze != "featurizer"
+        return self.batch_norm and self.freeze != "featurizer" and not self.lora
 
     @property
     def named_weights(self) -> bool:
@@ -184,9 +219,20 @@ class Pretrained(ModelSettings):
         return bool(re.fullmatch("[A-Z][A-Z0-9_]*", self.weights))
 
     @property
+    def starts_from_weights(self) -> bool:
+        """Whether there are weights to be read."""
+        return bool(self.weights)
+
+    @property
     def statistics_stay(self) -> bool:
         """Whether BatchNorm's running statistics are used and left alone in training."""
         return bool(self.weights) if self.frozen_statistics is None else self.frozen_statistics
+
+    @model_validator(mode="after")
+    def _check_frozen(self) -> "Pretrained":
+        if self.lora and self.freeze != "none":
+            raise ValueError("freeze: with lora the featurizer is frozen anyway; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _check_pixels(self) -> "Pretrained":
@@ -195,6 +241,10 @@ class Pretrained(ModelSettings):
                 f"mean has {len(self.mean)} channels and std has {len(self.std)}; give as many of each"
             )
         return self
+
+
+LIBRARIES = ("torchvision", "transformers", "timm")
+"""Packages whose networks have names of their own."""
 
 
 class Module(Pretrained):
@@ -208,8 +258,11 @@ class Module(Pretrained):
     summary = "a torch.nn.Module of your own, or a classifier of torchvision; see docs/models.md"
     source = "its package"
     stacks = False
+    takes_ids = True
 
-    name: str = Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$", max_length=200)
+    name: str = Field(
+        pattern=r"^((transformers|timm):[^\x00-\x1f]+|[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*)$", max_length=500
+    )
     classifier: str = knob(
         "", "where in the module its classifier is, such as fc; unless set: its attribute `classifier`, or the "
         "last linear layer",
@@ -221,10 +274,25 @@ class Module(Pretrained):
         return dict(self.model_extra or {})
 
     @property
+    def library(self) -> str:
+        """The package whose network it is by that one's name; empty for a module of one's own."""
+        package = self.name.partition(":")[0]
+        return package if package in LIBRARIES else ""
+
+    @property
+    def network(self) -> str:
+        """What stands behind the first colon."""
+        return self.name.partition(":")[2]
+
+    @property
     def torchvision(self) -> str:
         """The name of a classifier of torchvision; empty for any other module."""
-        package, _, found = self.name.partition(":")
-        return found if package == "torchvision" else ""
+        return self.network if self.library == "torchvision" else ""
+
+    @property
+    def starts_from_weights(self) -> bool:
+        # A folder may have none, which its reader sees.
+        return super().starts_from_weights or self.library == "transformers"
 
     def __hash__(self) -> int:  # an option may be a list
         return hash(self.model_dump_json())
@@ -258,6 +326,8 @@ MODELS: dict[str, type[ModelSettings]] = {
 }
 GIVEN = {
     "torchvision:NAME": "a classifier of torchvision, such as torchvision:resnet50, with or without its weights",
+    "transformers:FOLDER": "a classifier of Hugging Face's transformers, of a folder or of this machine's cache",
+    "timm:NAME": "a network of timm, such as timm:vit_tiny_patch16_224",
     "MODULE:NAME": "a torch.nn.Module of your own: its class, or a function that makes it (docs/models.md)",
 }
 """A line for each kind of model that is named by where it is."""

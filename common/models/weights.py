@@ -14,6 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from perennial.common.data.scenario import Scenario
+from perennial.common.models.libraries import transformers_facts
 from perennial.common.models.settings import Module, Pretrained
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import unknown
@@ -30,6 +31,10 @@ def settled(settings: P, scenario: Scenario) -> P:
     Settings that have a digest, as those of a run that is there, need no file. Raises `UserError`.
     """
     found: dict[str, Any] = {}
+    if isinstance(settings, Module) and settings.library == "transformers":
+        if settings.weights:
+            raise UserError("model.weights: a model of transformers has its weights in its folder; leave it out")
+        return settings if settings.digest else settings.model_copy(update=transformers_facts(settings))
     if settings.weights and not settings.named_weights and not settings.digest:
         path = Path(settings.weights).expanduser().absolute()
         found |= {"weights": str(path), "digest": sha256(_bytes(path)).hexdigest()}

@@ -1,6 +1,7 @@
 """Tensors by their names, and records of them, as every file, message and model holds them."""
 
 from collections.abc import Mapping
+from hashlib import sha256
 from typing import Any, Literal
 
 from torch import Tensor
@@ -19,6 +20,15 @@ def part(tensors: Mapping[str, Tensor], name: Literal["featurizer", "classifier"
 def flattened(records: Mapping[str, Tensors]) -> Tensors:
     """Named records as one, with keys `RECORD/TENSOR`."""
     return {f"{record}/{key}": tensor for record, tensors in records.items() for key, tensor in tensors.items()}
+
+
+def digest_of(tensors: Mapping[str, Tensor]) -> str:
+    """64 hex digits that change with every name, type, shape and number of the tensors."""
+    found = sha256()
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        found.update(tensor.detach().cpu().contiguous().numpy().data)
+    return found.hexdigest()
 
 
 def must_be_records(records: Mapping[str, Any], where: str) -> None:

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import shape_in_words, vocabulary_of
 from perennial.server.cli.completion import scenarios, shown
 from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.options import SETTINGS, Json, command
@@ -181,7 +182,7 @@ def _training(method: type[Method]) -> dict[str, dict[str, Any]]:
     return found
 
 
-PICTURES = ("torchvision:", "resnet18")
+PICTURES = ("torchvision:", "timm:", "resnet18")
 """Models of pictures, by how their names begin."""
 
 
@@ -192,6 +193,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "data set": scenario.dataset,
         "clients": scenario.clients,
         "input shape": list(scenario.input_shape),
+        **({"vocabulary": ids} if (ids := vocabulary_of(scenario.input_shape)) else {}),
         "task": scenario.task.name,
         **({"classes": scenario.classes} if scenario.classes else {"outputs": scenario.task.outputs}),
         "training environments": list(scenario.train_environments),
@@ -218,12 +220,12 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
     model, shape, classes = run.model, run.scenario.input_shape, run.predicts.outputs
     must_fit(model, shape, classes)
     net = network(model, shape, classes)
-    sizes = {key: tensor.numel() for key, tensor in net.initial(run.seed).items()}
+    sizes = {key: tensor.numel() for key, tensor in net.whole(net.initial(run.seed)).items()}
     parts = (net.parameter_names, net.featurizer_names, net.classifier_names, net.frozen_names)
     trained, featurizer, classifier, frozen = (f"{sum(sizes[key] for key in names):,}" for names in parts)
     facts = {
         "model": model.name,
-        "scenario": f"{wanted}: samples of {'x'.join(map(str, shape))}, {classes} classes",
+        "scenario": f"{wanted}: samples of {shape_in_words(shape)}, {classes} classes",
     }
     values = model.model_dump(mode="json")
     if isinstance(model, Module):

@@ -23,6 +23,7 @@ from perennial.common.models.torch_state import CPU
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import save_tensors, write_bytes
+from perennial.common.utils.samples import blank, vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import PERSONAL
 from perennial.server.results.trained import Predicting, model_of, module_of
@@ -75,6 +76,7 @@ class FoundModel:
             "round": self.round,
             "network": self.task.model.model_dump(mode="json"),
             "input_shape": list(self.scenario.input_shape),
+            **({"vocabulary": ids} if (ids := vocabulary_of(self.scenario.input_shape)) else {}),
             "task": self.prediction_task.name,
             **self.prediction_task.facts,
             "inputs": list(self.scenario.column_names),
@@ -187,6 +189,8 @@ def some_cells(scenario: Scenario, rows: int = CHECKED) -> dict[str, Cells]:
     """Made-up cells or samples by input, empty cells and unknown categories among them."""
     random = np.random.default_rng(0)
     if not scenario.column_names:
+        if most := vocabulary_of(scenario.input_shape):
+            return {INPUT: random.integers(most, size=(rows, *scenario.input_shape))}
         return {INPUT: random.random((rows, *scenario.input_shape), np.float32)}
     made: dict[str, Cells] = {}
     for name in scenario.column_names:
@@ -259,7 +263,7 @@ def _whole(found: FoundModel) -> Any:
 
 def _network(found: FoundModel) -> Any:
     """From features (n, *input_shape) to the numbers of the answer, as PyTorch exports it."""
-    sample = torch.zeros(2, *found.scenario.input_shape)
+    sample = blank(found.scenario.input_shape, 2)
     module = _Answering(found.module, found.scenario).eval()
     log = logging.getLogger("torch.onnx")
     level = log.level
@@ -335,6 +339,7 @@ def _columns(scenario: Scenario) -> Any:
     from onnx import TensorProto, helper
 
     graph, floats = _Graph(), TensorProto.FLOAT
+    own = TensorProto.INT64 if vocabulary_of(scenario.input_shape) else floats
     shape: list[str | int | None] = ["rows", *scenario.input_shape]
     if scenario.column_names:
         cells = {name: scenario.cells.get(name) for name in scenario.column_names}
@@ -346,8 +351,8 @@ def _columns(scenario: Scenario) -> Any:
         inputs = [helper.make_tensor_value_info(name, kind, ["rows"]) for name, kind in kinds.items()]
     else:
         graph.add("Identity", INPUT, output=FEATURES)
-        inputs = [helper.make_tensor_value_info(INPUT, floats, shape)]
-    features = helper.make_tensor_value_info(FEATURES, floats, shape)
+        inputs = [helper.make_tensor_value_info(INPUT, own, shape)]
+    features = helper.make_tensor_value_info(FEATURES, own, shape)
     return helper.make_graph(graph.nodes, "columns", inputs, [features], graph.constants)
 
 

@@ -12,7 +12,7 @@ from perennial.common.utils.errors import UserError
 from perennial.server.results.formatting import field, overall_text
 from perennial.server.results.table import Table
 from perennial.server.run.folder import RunFolder, understood
-from perennial.server.run.input_files import MODULE, PLUG_IN
+from perennial.server.run.input_files import FROZEN, MODULE, PLUG_IN
 from perennial.server.selection.summary import Evaluation, by_part, overall, worst_site
 
 if TYPE_CHECKING:
@@ -122,15 +122,15 @@ class Result:
         be read, trained on or saved. Where a method predicts in another way, such as by the mean of several
         networks, the module has no weights.
 
-        Warns where a module, a plug-in or, of a personal model, data have changed since the run began. Raises
-        `UserError` for a name that is none, and for a model that is not on this machine.
+        Warns where a module, its frozen part, a plug-in or, of a personal model, data have changed since the run
+        began. Raises `UserError` for a name that is none, and for a model that is not on this machine.
         """
         from perennial.server.results.trained import model_of
 
         name = self.config.method.evaluates[-1] if name is None else name
         changed = self._folder.other_inputs(self.config)
         # Of a site's data a personal model may be made, and no other.
-        if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE))]:
+        if other := [own for own in changed if name == "personal" or own.startswith((PLUG_IN, MODULE, FROZEN))]:
             doubt = "since the run began, so the model may answer otherwise than in its tables"
             warnings.warn(f"{', '.join(other)} changed {doubt}", stacklevel=2)
         if best and "best" not in self.summary:

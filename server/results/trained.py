@@ -28,9 +28,11 @@ from perennial.common.models.network import Network
 from perennial.common.models.torch_state import CPU, plain_torch
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
+from perennial.common.utils.samples import vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.arrays import as_array, numbers, shape_text
+from perennial.server.frames import frame_table
 from perennial.server.run.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
@@ -81,6 +83,8 @@ def model_of(
 
 def module_of(predict: Predictor, network: Network) -> nn.Module:
     """A prediction as a module: the network with its weights, where that is what it is."""
+    if isinstance(predict, nn.Module):  # merged already, to be served
+        return predict
     return network.module(predict.args[0]) if isinstance(predict, partial) else Predicting(predict)
 
 
@@ -109,25 +113,24 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
                 f"x must be a pandas data frame (`uv pip install pandas`) with the columns {few(names)}, not "
                 f"{type(x).__name__}"
             )
-        import pyarrow as pa
-
         from perennial.common.data.tables import text_cells
 
-        try:
-            table = pa.Table.from_pandas(x, preserve_index=False) if hasattr(x, "index") else pa.table(x)
-        except (pa.ArrowException, TypeError, ValueError) as error:  # columns of several kinds, or of one name
-            raise UserError(f"x cannot be read ({' '.join(map(str, error.args))[:200]})") from None
+        table = frame_table("x", x)
         found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
         for name, column in scenario.cells.items():
             if isinstance(column, CategoryColumn):
                 _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
     array = as_array("predict", "x", x)
-    if array.dtype.kind not in "fiub" or array.shape[1:] != scenario.input_shape or not len(array):
+    if array.dtype.kind not in "fiub" or array.shape[1:] != tuple(scenario.input_shape) or not len(array):
         raise UserError(
             f"x must be numbers of shape n x {shape_text(scenario.input_shape)}, not {array.dtype} of shape "
             f"{shape_text(array.shape)}"
         )
+    if most := vocabulary_of(scenario.input_shape):
+        if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= most:
+            raise UserError(f"x must be whole numbers from 0 to {most - 1}, as the run's ids of tokens")
+        return torch.tensor(array.astype(np.int64))
     return scenario.prepare(unit_range(torch.tensor(numbers("x", array, names if frame else ()))))
 
 

@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data.scenarios.arrays import Arrays
+from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.privacy.mechanisms import Clipping
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.events import logged_to
@@ -224,15 +225,19 @@ class RunFolder:
         return ""
 
     def config(self) -> RunConfig:
-        """The run's configuration; arrays that moved with the folder are found where they lie now.
+        """The run's configuration; arrays and tables that moved with the folder are found where they lie now.
 
         Raises `UserError` if the file was damaged.
         """
         config = load_config(self.path / "config.toml")
-        if not isinstance(config.scenario, Arrays):
-            return config
-        places = [config.data_folder, self.path.resolve(), self.path.resolve().parent]
-        there = next((place for place in places if place and config.scenario.lie_in(place)), None)
+        root, here = config.data_folder, self.path.resolve()
+        there = None
+        if isinstance(config.scenario, Arrays):
+            places = [root, here, here.parent]
+            there = next((place for place in places if place and config.scenario.lie_in(place)), None)
+        elif isinstance(config.scenario, OwnData) and root and not root.exists():  # of from_frames
+            places = [own / root.parent.name / root.name for own in (here, here.parent)]
+            there = next((place for place in places if place and place.is_dir()), None)
         return config.model_copy(update={"data_root": str(there)}) if there else config
 
     def note_inputs(self, config: RunConfig) -> None:

@@ -17,10 +17,10 @@ from perennial.common.config import RunConfig
 from perennial.common.data.datasets import resolve_root
 from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.data.site_files import place_of
-from perennial.common.models.settings import Module
+from perennial.common.models.settings import Module, Pretrained
 from perennial.common.utils.errors import UserError
 
-PLUG_IN, MODULE = "plug-in ", "module "
+PLUG_IN, MODULE, FROZEN = "plug-in ", "module ", "model, frozen part"
 """Before what is no site; no site's name has a blank."""
 _imported = WeakKeyDictionary[ModuleType, str]()
 """The digest of a module's sources when this process first asked."""
@@ -32,8 +32,15 @@ def own_digests(config: RunConfig) -> dict[str, str]:
 
 
 def digests(config: RunConfig) -> dict[str, str]:
-    """Those, and of the sources of each plug-in."""
-    return own_digests(config) | plug_in_digests(config.plugins)
+    """Those, and of the sources of each plug-in, and of the part of the model that no training changes."""
+    found = own_digests(config) | plug_in_digests(config.plugins)
+    if isinstance(config.model, Pretrained):
+        from perennial.common.models.network import network
+
+        with suppress(UserError):  # of weights that are not here, which the run itself will say
+            net = network(config.model, config.scenario.input_shape, config.scenario.task.outputs)
+            found |= {FROZEN: net.frozen_digest} if net.frozen_names else {}
+    return found
 
 
 def plug_in_digests(modules: Iterable[str]) -> dict[str, str]:
@@ -58,7 +65,7 @@ def _own(config: RunConfig) -> Iterator[tuple[str, Path, Iterator[tuple[Path, in
                 path = place_of(root, site)
                 yield site, path, _files(path)
     named = [text.partition("(")[0] for text in (config.metric, config.loss, *config.augment)]
-    if isinstance(config.model, Module) and not config.model.torchvision:
+    if isinstance(config.model, Module) and not config.model.library:
         named.append(config.model.name)
     for name in sorted({text.partition(":")[0] for text in named if ":" in text}):
         if place := plugins.file_of(name) or plugins.importable(name):

@@ -34,6 +34,8 @@ OF_OTHER_TARGETS = {
     "censoring",
 }
 """Settings of own data that say something where the targets are no classes."""
+LATER_PARTS = (("scenario", "vocabulary", 0), ("model", "lora", None), ("method", "personal", "classifier"))
+"""Settings of parts of a configuration that older runs had without saying so, and what they had."""
 RULES = {"perennial.server.selection.split_rule"}
 """Modules that only choose between results: studies read the counts anew."""
 
@@ -76,6 +78,9 @@ def config_digest(config: RunConfig) -> str:
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys() | Training.model_fields.keys())
     if values["scenario"].get("target") == "classes":  # so are these of own data
         values["scenario"] = {key: own for key, own in values["scenario"].items() if key not in OF_OTHER_TARGETS}
+    for part, key, usual in LATER_PARTS:
+        if values[part].get(key) == usual:
+            values[part].pop(key, None)
     later |= config.chosen()
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]

@@ -88,6 +88,9 @@ def describe(
             raise UserError(f"--task {asked.target} is for tables, and {files[0].name} is none; see from_arrays")
         found = read(files[0], asked.label_column, asked.environment_column)
         remarks = spelt_alike({found.name: all_names(found.labels, found.environments)})
+        if isinstance(found.x, np.ndarray) and found.x.dtype.kind in "iu" and found.x.dtype != np.uint8:
+            ids = f"announce vocabulary = {found.x.max() + 1} in place of mean and scale"
+            remarks = [*remarks, f"{found.name}: x has whole numbers; if they are ids of tokens, {ids}"]
         return Surveyed(_measured(found, sites, balance), remarks=remarks)
     if path.is_dir():
         files = _of(files, sites)
@@ -151,6 +154,7 @@ def announcement(scenario: OwnData) -> dict[str, Any]:
     of_tables = set[str]() if scenario.column_names and scenario.target == "classes" else {"label_column"}
     of_tables |= {"target"} if scenario.target == "classes" else set()
     of_tables |= {"loss"} if scenario.target != "numbers" else set()
+    of_tables |= set() if scenario.vocabulary else {"vocabulary"}
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     for columns in (every["columns"], *every["own_columns"].values()):
         for name, column in columns.items():

@@ -3,10 +3,10 @@
 import torch
 
 from perennial.common.config import RunConfig
-from perennial.common.methods.fedrep import FedRep
+from perennial.common.methods.fedrep import FedRep, own_part
 from perennial.common.models.network import Network, network
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.tensors import Tensors, part
+from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
 from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import Payload
@@ -18,10 +18,15 @@ class FedRepStrategy(MethodStrategy[FedRep]):
     def __init__(self, run: RunConfig, run_id: str) -> None:
         """Raises `UserError` for a model whose featurizer has nothing to be shared."""
         super().__init__(run, run_id)
-        split_network(run)
+        net = split_network(run)
+        if self.hparams.keeps_adapters and not net.adapter_names:
+            raise UserError(
+                "method.personal: 'adapters' is for a model with LoRA; set model.lora, or leave it out"
+            )
 
     def payload(self, model: Tensors) -> Payload:
-        return {MODEL: part(model, "featurizer")}
+        own = own_part(model, self.hparams)
+        return {MODEL: {name: tensor for name, tensor in model.items() if name not in own}}
 
 
 def split_network(run: RunConfig) -> Network:

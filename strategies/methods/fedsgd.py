@@ -36,7 +36,7 @@ class FedSGDStrategy(MethodStrategy[S]):
     def expect(self, model: Tensors) -> Payload:
         """A gradient, and the buffers of a model that has some that move."""
         gradient = {GRADIENT: {name: model[name] for name in self.network.parameter_names}}
-        buffers = {name: model[name] for name in self.network.moving_names}
+        buffers = {name: model[name] for name in self.network.buffer_names}
         return {**gradient, MODEL: buffers} if buffers else gradient
 
     def update(self, model: Tensors, means: Mapping[str, Tensors]) -> Tensors:

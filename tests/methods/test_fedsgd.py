@@ -211,7 +211,7 @@ def test_what_is_frozen_stays_to_the_bit(method: str, settings: tuple[str, ...],
 def test_a_buffer_that_no_client_changes_stays(method: str, settings: tuple[str, ...], tmp_path: Path) -> None:
     """A robust rule, clipping and the range see it from where it was sent."""
     before, after, net = trained(tmp_path, method, "model.name=user_models:Scaled", *settings)
-    assert net.moving_names == ("featurizer.scale",)
+    assert net.buffer_names == ("featurizer.scale",)
     assert torch.equal(after["featurizer.scale"], before["featurizer.scale"])
     assert not torch.equal(after["featurizer.inner.weight"], before["featurizer.inner.weight"])
 
@@ -220,7 +220,7 @@ def test_a_buffer_that_no_client_changes_stays(method: str, settings: tuple[str,
 def test_clipping_leaves_batch_norms_statistics_where_the_clients_do(method: str, tmp_path: Path) -> None:
     _, plain, _ = trained(tmp_path / "mean", method, "model.norm=batch")
     before, after, net = trained(tmp_path / "rule", method, "model.norm=batch", *CENTRED)
-    for name in net.moving_names:
+    for name in net.buffer_names:
         if name.endswith("running_var"):
             assert float((after[name] - before[name]).norm()) <= 2 * 10 * 0.05 + 1e-6
             assert float((after[name] - plain[name]).norm()) <= float((before[name] - plain[name]).norm())

@@ -18,6 +18,7 @@ from perennial.common.tasks import Classes, Event, Labels, Numbers, PredictionTa
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
+from perennial.common.utils.samples import SampleShape
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.suggestions import meant, unknown
 
@@ -47,6 +48,9 @@ class Sites(Scenario):
         ("x1", "x2"),
         "of a table the names of its features; otherwise a sample's shape, (channels, height, width) of pictures",
         min_length=1,
+    )
+    vocabulary: int = knob(
+        0, "a sample's numbers are ids of tokens, from 0 to below this; 0: they are numbers", ge=0
     )
     target: Literal["classes", "numbers", "labels", "event"] = knob(
         "classes", "what is predicted: one of several classes, numbers, several labels, or the time to an event"
@@ -97,6 +101,13 @@ class Sites(Scenario):
             if not SITE.fullmatch(site):
                 raise ValueError(f"{site!r} is no name of a site; take {SITE_TEXT}")
         return tuple(sorted(sites))  # as all client ids
+
+    @field_validator("vocabulary")
+    @classmethod
+    def _check_vocabulary(cls, most: int, info: ValidationInfo) -> int:
+        if most and any(isinstance(name, str) for name in info.data.get("inputs", ())):
+            raise ValueError("it is for arrays, and inputs has names of a table's columns; leave it out")
+        return most
 
     @field_validator("labels")
     @classmethod
@@ -170,7 +181,8 @@ class Sites(Scenario):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return _shape(self.inputs)
+        sizes = _shape(self.inputs)
+        return SampleShape(sizes, self.vocabulary) if self.vocabulary else sizes
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -279,6 +291,8 @@ class OwnData(Sites):
     @field_validator("mean", "scale")
     @classmethod
     def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
+        if values and info.data.get("vocabulary"):
+            raise ValueError("with vocabulary, samples are ids of tokens, which are not scaled; leave it out")
         if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
             raise ValueError(f"there must be one for each of {features} features or channels, or none")
         return values

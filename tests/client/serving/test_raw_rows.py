@@ -66,7 +66,7 @@ def test_names_as_other_programs_write_them(tmp_path: Path) -> None:
     assert found.tolist() == expected
     truths = frame[:2].astype({"old": bool})
     assert trained.samples(truths, scenario).tolist() == expected[:2]
-    with pytest.raises(UserError, match=r"x cannot be read \(Duplicate column names found"):
+    with pytest.raises(UserError, match=r"x has more than one column 'old'"):
         trained.samples(pd.concat([frame, frame[["old"]]], axis=1), scenario)
 
 
