@@ -38,7 +38,7 @@ def must_have_grpc() -> None:
     if not has("superlink.grid.grpc_grid"):
         raise UserError(
             f"a deployment of Perennial speaks gRPC, and Flower {version('flwr')} has HTTP in its place; "
-            f'install the last release that has gRPC: pip install "flwr[simulation]=={GRPC}"'
+            f'install the last release that has gRPC: uv pip install "flwr[simulation]=={GRPC}"'
         )
 
 

@@ -155,10 +155,40 @@ DIFFERENCES = [  # page, file of results, row, of which it is below, what the pa
 ]
 """Seed by seed, after the last round: the mean, and its standard error."""
 ELSEWHERE = {
+    # Of the authors' own code, tested below.
+    "fediir.md": {f"{own} ± {error}" for own, error in (("0.7", "0.8"), ("1.1", "2.4"), ("0.9", "0.8"))},
     "fedavg.md": {"72.0 ± 0.8"},  # a run that the page names
     "fl_games.md": {"56.4 ± 8.4", "44.4 ± 10.3"},  # of the seeds in a table of the page
     "perinvfl.md": {"48.0 ± 7.0", "31.7 ± 11.2"},  # of an earlier version of the code, as the page says
 }
+
+
+def test_the_table_of_the_authors_own_code_is_that_of_its_runs() -> None:
+    """FedIIR minus FedAvg by angle over seeds, and the mean of the six angles over the seeds that all have."""
+    runs = [json.loads(line) for line in (ROOT / "results/outside/fediir-authors-code.jsonl").open()]
+    by_key = {(run["algorithm"], run["angle"], run["seed"]): run for run in runs}
+    page = (ROOT / "docs/methods/fediir.md").read_text(encoding="utf-8")
+    angles = (0, 15, 30, 45, 60, 75)
+
+    def difference(angle: int, seed: int, rule: str) -> float:
+        return float(by_key["FedIIR", angle, seed][rule] - by_key["FedAvg", angle, seed][rule])
+
+    def text(values: list[float]) -> str:
+        return f"{fmean(values):+.1f} ± {stdev(values) / len(values) ** 0.5:.1f}".replace("-", "−")
+
+    rules = ("final", "validation")
+    for angle in angles:
+        seeds = [seed for seed in range(4) if ("FedAvg", angle, seed) in by_key]
+        cells = " | ".join(text([difference(angle, seed, rule) for seed in seeds]) for rule in rules)
+        (line,) = (line for line in page.splitlines() if line.startswith(f"| {angle} | +"))
+        assert line.endswith(f" | {cells} |")
+    means = [
+        text([fmean(difference(angle, seed, rule) for angle in angles) for seed in range(3)]) for rule in rules
+    ]
+    assert f"| mean of six | +2.2 | {means[0]} | {means[1]} |" in page
+    for name in ("FedAvg", "FedIIR"):
+        mean = fmean(by_key[name, angle, seed]["final"] for angle in angles for seed in range(3))
+        assert f"{mean:.1f}" in page
 
 
 @pytest.mark.parametrize(("page", "file", "row", "other", "text"), DIFFERENCES)
