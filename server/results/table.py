@@ -6,7 +6,7 @@ from typing import Any
 from perennial.common.utils.errors import UserError
 
 MOST_SHOWN = 60
-"""Rows of a table that a notebook shows."""
+"""Rows of a table that are printed, and shown in a notebook."""
 
 
 class Table(list[dict[str, Any]]):
@@ -19,6 +19,17 @@ class Table(list[dict[str, Any]]):
         except ImportError:
             raise UserError("a frame needs pandas, which is not installed; uv pip install pandas") from None
         return DataFrame(list(self))
+
+    def __str__(self) -> str:
+        """In columns."""
+        columns = list(self[0]) if self else []
+        rows = [columns, *([_shown(row[name]) for name in columns] for row in self[:MOST_SHOWN])]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        ]
+        lines += [f"… {len(self) - MOST_SHOWN} more"] * (len(self) > MOST_SHOWN)
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
         """For notebooks."""

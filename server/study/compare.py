@@ -190,6 +190,16 @@ class Comparison:
         about = f"{self.scenario}, {self.rounds} rounds, {self.seeds} seeds"
         return f"<Comparison of {methods} on {about}; it has a table>"
 
+    def __str__(self) -> str:
+        """The summary, as the command line shows it."""
+        from io import StringIO
+
+        from rich.console import Console
+
+        text = StringIO()
+        Console(file=text, width=120, force_terminal=False).print(comparison_tables(self)[0])
+        return text.getvalue().rstrip()
+
     def json(self) -> dict[str, Any]:
         """Everything, fractions instead of percent."""
         measures = {"measure": self.measure.name, "others": [measure.name for measure in self.others]}

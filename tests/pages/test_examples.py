@@ -54,5 +54,5 @@ def test_the_notebook_ends_in_figures(tmp_path: Path) -> None:
 def test_a_table_in_the_readme_leads_to_every_example() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     for folder in sorted(path for path in EXAMPLES.iterdir() if path.is_dir()):
-        assert f"](examples/{folder.name})" in readme, folder.name
+        assert f"](examples/{folder.name}/README.md)" in readme, folder.name
         assert (folder / "README.md").is_file(), folder.name

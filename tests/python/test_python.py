@@ -140,6 +140,9 @@ def test_tables_are_what_the_summary_says(ditto: Result) -> None:
     assert {row["environment"]: row["accuracy"] for row in last if row["split"] == "test"} == found["accuracy"]
     assert f"worst {100 * found['worst']:.2f} %" in repr(ditto)
     assert ditto.overall._repr_html_().count("<tr>") == 1 + len(ditto.overall)
+    head, *lines = str(ditto.overall).splitlines()
+    assert head.split()[:3] == ["model", "selection", "round"]
+    assert len(lines) == len(ditto.overall)
 
 
 def test_a_table_is_a_frame_where_pandas_is_there(ditto: Result) -> None:

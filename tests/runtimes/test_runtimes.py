@@ -108,11 +108,11 @@ def evaluations(path: Path) -> list[dict[str, Any]]:
 
 
 def typed(command: str, environment: Mapping[str, str], out: Path) -> str:
-    """What one of the README's commands prints that is typed in the project's folder, with `out` and two rounds.
+    """What a command of docs/running.md prints that is typed in the project's folder, with `out` and two rounds.
 
     Flower gives Ray 30 seconds to start, which a busy machine misses now and then: then once more.
     """
-    assert command in (PROJECT / "README.md").read_text()
+    assert command in (PROJECT / "docs" / "running.md").read_text()
     settings = "scenario.clients=2 evaluate_every=2 checkpoint_every=1" if "clients=2" in command else ""
     command += f" --run-config \"out='{out}' state-dir='{out}-state' rounds=2 set='{settings}'\""
     printed = ""
