@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
@@ -90,9 +91,18 @@ _loaded: dict[str, Plugin] = {}
 def installed(group: Group) -> dict[str, list[EntryPoint]]:
     """The names that installed packages bring, and who brings each; nothing of them is imported."""
     found: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=f"perennial.{group}"):
-        found.setdefault(point.name, []).append(point)
+    places = [Path(place or ".") for place in sys.path]
+    for point in _points(tuple((place, place.stat().st_mtime_ns if place.exists() else 0) for place in places)):
+        if point.group == f"perennial.{group}":
+            found.setdefault(point.name, []).append(point)
     return found
+
+
+@lru_cache(maxsize=4)
+def _points(places: tuple[tuple[Path, int], ...]) -> list[EntryPoint]:
+    """Our entry points of all packages in these folders, as long as nothing is added to them: reading them takes a
+    tenth of a second."""
+    return [point for group in GROUPS for point in entry_points(group=f"perennial.{group}")]
 
 
 def about(group: Group) -> dict[str, str]:

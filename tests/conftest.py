@@ -1,3 +1,4 @@
+import os
 from collections import Counter
 
 import pytest
@@ -6,6 +7,9 @@ from hypothesis import settings
 
 # As in every process of the system: two threads that share a core with other workers are many times slower.
 torch.set_num_threads(1)
+
+# What a test writes need not outlive a power cut, and waiting for the disk is most of a small run's time.
+os.fsync = lambda _: None  # type: ignore[assignment]
 
 # No timed assertions, and the same examples in every run.
 settings.register_profile("perennial", deadline=None, derandomize=True)
