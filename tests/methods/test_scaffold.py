@@ -120,7 +120,7 @@ def test_the_servers_control_variate_is_the_mean_of_what_the_clients_keep(tmp_pa
     runtime = LocalRuntime(config)
     runtime.run(folder := RunFolder.create(tmp_path / "run", config))
     kept = [versions[-1].kept[CONTROL] for versions in runtime.states.values()]
-    control = folder.load_checkpoint().state[CONTROL]
+    control = folder.load_checkpoint().strategy[CONTROL]
     assert control.keys() == kept[0].keys()
     for name, tensor in control.items():
         torch.testing.assert_close(tensor, torch.stack([own[name] for own in kept]).mean(0), atol=1e-5, rtol=0)
