@@ -29,6 +29,7 @@ class Scaffold(LocalTraining):
         source="Karimireddy et al. 2020, Algorithm 1",
         ge=0,
         le=0,
+        search=choice(0.0),
     )
     mixing: float = knob(
         1.0,
