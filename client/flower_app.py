@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from functools import partial
+from inspect import signature
 from logging import ERROR, WARNING
 from typing import Any
 
@@ -49,8 +50,9 @@ from perennial.common.wire import (
     to_record,
 )
 
-Data = Callable[[Context], Any]
-"""Flower's context to `(train, test)`, each `(x, y)` or `(x, y, environment)`, tensors or arrays."""
+Data = Callable[[Context], Any] | Callable[[int, int], Any]
+"""Flower's context, or a client's number and how many there are, to `(train, test)`, each `(x, y)` or
+`(x, y, environment)`, tensors or arrays, or a PyTorch data set of such samples, or its loader."""
 Mod = Callable[[Message, Context, Handler], Message]
 """As in `flwr.clientapp.mod`."""
 PREFIX = "perennial/"
@@ -228,7 +230,9 @@ class PlainHost(Host):
 
     def _load(self, task: Task, number: int) -> Site:
         scenario = task.scenario
-        data = plain_data(self.read(self.context), len(scenario.train_environments)).to(self.device)
+        read: Callable[..., Any] = self.read
+        told = (number, scenario.clients) if len(signature(read).parameters) == 2 else (self.context,)
+        data = plain_data(read(*told), len(scenario.train_environments)).to(self.device)
         net = network(self.model, tuple(data.train.x.shape[1:]), scenario.task.outputs, self.device)
         return Site(scenario.client_ids[number], data, net, task.seed)
 
@@ -269,8 +273,9 @@ def client_app(
     count, and what its `train_config` says of hyper-parameters. A strategy of ours says all that itself.
 
     `data` is asked once per client and process, with Flower's context, whose `node_config` must have a
-    `partition-id`; it gives `(train, test)`, each `(x, y)` or `(x, y, environment)`. `model` is the ServerApp's,
-    too. What a method keeps at a client lies in Flower's own state of it. `mods` are Flower's, around training.
+    `partition-id`, or, with two parameters, as `load_data(partition_id, num_partitions)` of Flower's templates;
+    what it gives is at `Data`. `model` is the ServerApp's, too. What a method keeps at a client lies in Flower's
+    own state of it. `mods` are Flower's, around training.
     Raises `UserError`.
     """
     kind = method_class(method)

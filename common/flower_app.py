@@ -155,15 +155,22 @@ def _plain(settings: PlainModel, input_shape: tuple[int, ...], classes: int) -> 
 
 
 def plain_data(given: Any, environments: int) -> ClientData:
-    """A client's data from what an app's function gives: `(train, test)`, each `(x, y)` or `(x, y, environment)`.
+    """A client's data from what an app's function gives: `(train, test)`, each `(x, y)` or `(x, y, environment)`,
+    or a PyTorch data set of such samples, or its loader.
 
     Nothing is held out of the training data. Raises `UserError` for anything else.
     """
     import torch
+    from torch.utils.data import DataLoader, Dataset, default_collate
 
     from perennial.common.data.examples import Examples
 
     def examples(part: Any, what: str) -> Examples:
+        loader = isinstance(part, DataLoader)
+        part = part.dataset if loader else part
+        if loader or isinstance(part, Dataset):
+            part = default_collate([part[number] for number in range(len(part))])
+            part = tuple(part.values()) if isinstance(part, Mapping) else part
         if not (isinstance(part, tuple | list) and len(part) in (2, 3)):
             raise UserError(f"data: {what} must be (x, y) or (x, y, environment)")
         x, y, *rest = (torch.as_tensor(array) for array in part)

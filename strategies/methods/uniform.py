@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import TypeVar
 
 from perennial.common.methods.pfedme import PFedMe
+from perennial.common.methods.scaffold import Scaffold
 from perennial.common.methods.stateful import StatefulTraining
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL
@@ -11,7 +12,7 @@ from perennial.strategies.base import MethodStrategy
 from perennial.strategies.exchange import AcceptedReply
 from perennial.strategies.mean import mix
 
-S = TypeVar("S", bound=StatefulTraining | PFedMe)
+S = TypeVar("S", bound=StatefulTraining | PFedMe | Scaffold)
 
 
 class UniformStrategy(MethodStrategy[S]):

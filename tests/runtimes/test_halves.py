@@ -13,6 +13,7 @@ from flwr.clientapp.mod import fixedclipping_mod
 from flwr.serverapp import strategy as flowers
 from flwr.serverapp.exception import InconsistentMessageReplies
 from plain_app import Net, PlainGrid, first, toy_data
+from torch.utils.data import DataLoader, TensorDataset
 
 import perennial
 from perennial import strategies
@@ -144,6 +145,23 @@ def test_hyper_parameters_of_a_method_with_its_own_server_are_the_servers() -> N
         perennial.client_app("fediir", toy_data, Net, penalty=1.0)
     with pytest.raises(UserError, match=r"method\.penalty: there is no such setting"):
         perennial.client_app("fedavg", toy_data, Net, penalty=1.0)
+
+
+def test_data_may_come_as_flowers_templates_have_it() -> None:
+    """A function of the client's number, with loaders of samples that are tuples or dicts: the same numbers."""
+
+    def load_data(partition_id: int, num_partitions: int) -> Any:
+        assert num_partitions == 4
+        (x, y, environment), (test_x, test_y) = toy_data(nodes.contexts[partition_id + 1])
+        rows = [{"img": x[i], "label": y[i], "from": environment[i]} for i in range(len(y))]
+        test = TensorDataset(torch.as_tensor(test_x), torch.as_tensor(test_y))
+        return DataLoader(rows, batch_size=8), test  # type: ignore[arg-type, var-annotated]
+
+    nodes = grid("fedavg")
+    wanted = flowers.FedAvg().start(nodes, first(), 2)
+    app = perennial.client_app("fedavg", load_data, Net, device="cpu", environments=2, learning_rate=0.3)
+    found = flowers.FedAvg().start(PlainGrid(app, 4), first(), 2)
+    torch.testing.assert_close(from_record(found.arrays), from_record(wanted.arrays), rtol=0, atol=1e-7)
 
 
 # ---------------------------------------------------------------------- an ordinary ClientApp

@@ -19,7 +19,7 @@ from perennial import strategies
 from perennial.client.app import OneHandlerApp
 from perennial.common import flower_app
 from perennial.common.methods import METHODS
-from perennial.common.models.network import network
+from perennial.common.models import network
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import from_record
 from perennial.server.run.grid import LocalGrid
@@ -30,7 +30,7 @@ class Elsewhere(PlainGrid):
     """The ClientApp in another process, to which Flower's simulation has carried it."""
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:  # type: ignore[override]
-        network.cache_clear()
+        network._resident.cache_clear()
         with patch.dict(flower_app._modules, clear=True):
             return super().send_and_receive(messages, timeout=timeout)
 

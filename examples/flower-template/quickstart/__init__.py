@@ -1,0 +1,1 @@
+"""An app as Flower's PyTorch quickstart has it."""
