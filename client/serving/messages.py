@@ -22,7 +22,7 @@ from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenario import Scenario
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import vocabulary_of
+from perennial.common.utils.samples import PAD, padded, vocabulary_of
 
 INPUT = "input"
 Features = np.ndarray[Any, np.dtype[np.float32]]
@@ -154,7 +154,7 @@ def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -
     if not (most := vocabulary_of(input_shape)):
         return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
     ids = _numbers(request, 0, tuple(input_shape), max_batch, datatype="INT64")
-    if ids.min() < 0 or ids.max() >= most:
+    if ids.min() < (PAD if padded(input_shape) else 0) or ids.max() >= most:
         invalid(f"input {INPUT!r} has ids of tokens that are not from 0 to {most - 1}")
     return torch.from_numpy(ids)
 

@@ -178,7 +178,7 @@ def _resnet18(settings: ResNet18, input_shape: tuple[int, ...], classes: int) ->
 @build.register
 def _module(settings: Module, input_shape: tuple[int, ...], classes: int) -> Model:
     found = layout(settings, input_shape, classes)
-    return _in_units(Model(*parts(constructed(settings, input_shape, classes), found)), settings)
+    return _in_units(Model(*parts(constructed(settings, input_shape, classes), found, input_shape)), settings)
 
 
 def _in_units(model: Model, settings: Pretrained) -> Model:

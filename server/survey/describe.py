@@ -154,7 +154,7 @@ def announcement(scenario: OwnData) -> dict[str, Any]:
     of_tables = set[str]() if scenario.column_names and scenario.target == "classes" else {"label_column"}
     of_tables |= {"target"} if scenario.target == "classes" else set()
     of_tables |= {"loss"} if scenario.target != "numbers" else set()
-    of_tables |= set() if scenario.vocabulary else {"vocabulary"}
+    of_tables |= set() if scenario.vocabulary else {"vocabulary", "padded"}
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     for columns in (every["columns"], *every["own_columns"].values()):
         for name, column in columns.items():

@@ -52,6 +52,9 @@ class Sites(Scenario):
     vocabulary: int = knob(
         0, "a sample's numbers are ids of tokens, from 0 to below this; 0: they are numbers", ge=0
     )
+    padded: bool = knob(
+        False, "sequences of ids may be shorter than the sample's shape, and have -1 behind their end"
+    )
     target: Literal["classes", "numbers", "labels", "event"] = knob(
         "classes", "what is predicted: one of several classes, numbers, several labels, or the time to an event"
     )
@@ -108,6 +111,13 @@ class Sites(Scenario):
         if most and any(isinstance(name, str) for name in info.data.get("inputs", ())):
             raise ValueError("it is for arrays, and inputs has names of a table's columns; leave it out")
         return most
+
+    @field_validator("padded")
+    @classmethod
+    def _check_padded(cls, padded: bool, info: ValidationInfo) -> bool:
+        if padded and (not info.data.get("vocabulary") or len(info.data.get("inputs", ())) != 1):
+            raise ValueError("it is for sequences of ids, with vocabulary and one number in inputs; leave it out")
+        return padded
 
     @field_validator("labels")
     @classmethod
@@ -182,7 +192,7 @@ class Sites(Scenario):
     @property
     def input_shape(self) -> tuple[int, ...]:
         sizes = _shape(self.inputs)
-        return SampleShape(sizes, self.vocabulary) if self.vocabulary else sizes
+        return SampleShape(sizes, self.vocabulary, self.padded) if self.vocabulary else sizes
 
     @property
     def column_names(self) -> tuple[str, ...]:
