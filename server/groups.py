@@ -128,8 +128,10 @@ def _array(place: str, what: str, x: Any) -> npt.NDArray[Any]:
 
 
 def _ragged(x: Any) -> bool:
-    """Whether it is a list of sequences whose lengths differ."""
+    """Whether it is a list of sequences of whole numbers whose lengths differ."""
+    import numpy as np
+
     if isinstance(x, str | Mapping) or not isinstance(x, Iterable) or getattr(x, "ndim", 1) != 1:
         return False
     lengths = {len(row) if hasattr(row, "__len__") and not isinstance(row, str) else -1 for row in x}
-    return len(lengths) > 1 and -1 not in lengths
+    return len(lengths) > 1 and min(lengths) > 0 and all(np.asarray(row).dtype.kind in "iu" for row in x)
