@@ -96,6 +96,14 @@ class Found:
             return torch.from_numpy(x.astype(np.int64))
         return unit_range(torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)))
 
+    def texts(self, column: str) -> list[str]:
+        """A table's column of texts (n,). Raises `UserError` where there is none, or a cell is empty."""
+        from perennial.common.data.tables import text_column
+
+        if not self.columns or column not in self.columns:
+            raise UserError(f"{self.name} has no column {column!r} of texts, which the server announces")
+        return text_column(self.x, column, self.name)
+
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
         import torch

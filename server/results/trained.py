@@ -123,6 +123,13 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
                 _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
     shape = scenario.input_shape
+    if isinstance(scenario, OwnData) and scenario.text_column:
+        if frame and scenario.text_column not in x.columns:
+            raise UserError(f"x has no column {scenario.text_column!r} of texts")
+        texts = list(x[scenario.text_column]) if frame else list(x)
+        if any(not isinstance(text, str) or not text for text in texts) or not texts:
+            raise UserError("x must be texts, none of them empty, or a frame with a column of them")
+        return scenario.ids(texts)
     if parts_of(shape) or padded(shape):
         return torch.from_numpy(filled("x", x, shape))
     array = as_array("predict", "x", x)
