@@ -48,7 +48,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "server/survey": ("server.survey",),
     "server/deployment": ("server.deployment",),
     "server/app": ("server.app", "server.simulation"),
-    "server/results": ("server.arrays", "server.in_memory", "server.frames", "server.results"),
+    "server/results": ("server.arrays", "server.groups", "server.in_memory", "server.frames", "server.results"),
     "server/study": ("server.study",),
     "server/papers": ("server.papers",),
     "server/runs": ("server.runs", "server.studies"),

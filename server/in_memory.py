@@ -16,6 +16,7 @@ from perennial.common.tasks import TaskName
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import path_of
+from perennial.common.utils.samples import padded, parts_of, vocabulary_of
 from perennial.common.utils.suggestions import alike
 from perennial.server.arrays import (
     as_array,
@@ -28,6 +29,7 @@ from perennial.server.arrays import (
     target_settings,
     task_of,
 )
+from perennial.server.groups import Vocabulary, announced, filled
 
 if TYPE_CHECKING:
     import numpy as np
@@ -81,7 +83,7 @@ def from_arrays(
     class_weights: Sequence[float] | Literal["balanced"] = (),
     targets: Sequence[str] | None = None,
     loss: NumbersLoss = "squared",
-    vocabulary: int | None = None,
+    vocabulary: Vocabulary = None,
     validation_fraction: float = 0.1,
     test_fraction: float | None = None,
 ) -> InMemory:
@@ -89,7 +91,8 @@ def from_arrays(
 
     `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, whole numbers from 0 on stay whole, as ids of
     tokens below `vocabulary` (by default one more than the largest), and everything else becomes float32. With
-    `vocabulary=0` whole numbers become float32, too. `y`: (n,) whole
+    `vocabulary=0` whole numbers become float32, too. A list of sequences of whole numbers may have different
+    lengths. A dict of such `x` by name is a group: all samples have each of them. `y`: (n,) whole
     numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted; (n, k) of 0 and 1, NaN where
     one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to an event, and so is a
     structured array as scikit-survival has it. `task` says which of these it is: "classes", "numbers", "labels" or
@@ -121,11 +124,12 @@ def from_arrays(
     if test and test_fraction:
         raise UserError(f"test_fraction = {test_fraction} is not possible with test; leave one of them out")
     kind = task_of(task, own)
+    own, by_environment, shape = _of_one_shape(own, by_environment, vocabulary)
     sites = {name: _Part.of(name, own[name], kind) for name in sorted(own)}
     tests = {name: _tests(name, arrays, sites, kind) for name, arrays in by_environment.items()}
     every = [*sites.values(), *(part for parts in tests.values() for part in parts.values())]
     columns = _must_be_alike(sites, every)
-    most = _ids_below(every, vocabulary)
+    most = vocabulary_of(shape) if shape else _ids_below(every, vocabulary)
     kept = "int64" if most else "float32"
     sites = {name: part.of_type(kept) for name, part in sites.items()}
     tests = {name: {site: part.of_type(kept) for site, part in own.items()} for name, own in tests.items()}
@@ -144,7 +148,7 @@ def from_arrays(
         target = target_settings(kind, own_targets, named, targets, class_weights, loss)
     if loss != "squared" and kind != "numbers":
         raise UserError(f"loss = {loss!r} is for task='numbers', and here that is {kind!r}; leave it out")
-    unscaled = () if vocabulary else _unscaled(list(sites.values()), columns)
+    unscaled = () if vocabulary or shape else _unscaled(list(sites.values()), columns)
     for doubt in (*_doubts(sites, every, labels if classes is None else {}, environments), *unscaled):
         warnings.warn(doubt, stacklevel=2)
     records: dict[str, dict[str, Tensors]] = {
@@ -162,6 +166,8 @@ def from_arrays(
                 "inputs": columns if len(set(columns)) == len(columns) > 0 else every[0].x.shape[1:],
                 **target,
                 "vocabulary": most,
+                "padded": padded(shape or ()),
+                "group": {name: _part(part) for name, part in parts_of(shape or ())},
                 "environments": tuple(environments),
                 "tests": tuple(tests),
                 "parts": tuple(digests.values()),
@@ -345,10 +351,50 @@ def _must_be_alike(sites: Mapping[str, _Part], every: Sequence[_Part]) -> tuple[
     return frames[0].columns if frames else ()
 
 
-def _ids_below(every: Sequence[_Part], said: int | None) -> int:
+def _of_one_shape(
+    own: Mapping[str, Any], tests: Mapping[str, Any], vocabulary: Vocabulary
+) -> tuple[dict[str, Any], dict[str, Any], tuple[int, ...] | None]:
+    """Samples that are groups, or sequences of different lengths, as arrays, and their shape; any others as they
+    are, and no shape. Raises `UserError`."""
+    places = {name: arrays for name, arrays in own.items()}
+    for name, arrays in tests.items():
+        some = {f"test {name!r} of {site}": x for site, x in arrays.items()} if isinstance(arrays, Mapping) else {}
+        places |= some or {f"test {name!r}": arrays}
+    pairs = {name: a for name, a in places.items() if not isinstance(a, str | Mapping) and hasattr(a, "__len__")}
+    shape = announced({name: arrays[0] for name, arrays in pairs.items() if len(arrays)}, vocabulary)
+    if shape is None:
+        return dict(own), dict(tests), None
+
+    def ready(place: str, arrays: Any) -> Any:
+        return (_Ready(filled(place, arrays[0], shape)), *arrays[1:]) if place in pairs else arrays
+
+    made = {name: ready(name, arrays) for name, arrays in own.items()}
+    others = {
+        name: {site: ready(f"test {name!r} of {site}", x) for site, x in arrays.items()}
+        if isinstance(arrays, Mapping)
+        else ready(f"test {name!r}", arrays)
+        for name, arrays in tests.items()
+    }
+    return made, others, shape
+
+
+def _part(shape: tuple[int, ...]) -> dict[str, Any]:
+    return {"shape": tuple(shape), "vocabulary": vocabulary_of(shape), "padded": padded(shape)}
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """Samples that are as they are kept."""
+
+    x: npt.NDArray[Any]
+
+
+def _ids_below(every: Sequence[_Part], said: Vocabulary) -> int:
     """How many ids of tokens samples may have; 0 where they are no ids. Raises `UserError`."""
     import numpy as np
 
+    if isinstance(said, Mapping):
+        raise UserError("vocabulary: a dict is for samples that are groups; give a number")
     if said is not None and (isinstance(said, bool) or not isinstance(said, int | np.integer) or said < 0):
         raise UserError(f"vocabulary: {said!r:.100} is not possible; give a whole number, or 0 for none")
     whole = {"u1", "i8"} if said else {"i8"}
@@ -519,7 +565,8 @@ class _Part:
         wanted = "(x, y, environment) or (x, y)" if most == 3 else "(x, y)"
         if isinstance(arrays, str | Mapping) or not hasattr(arrays, "__len__") or not 2 <= len(arrays) <= most:
             raise UserError(f"{name} must be {wanted}, not {_kind(arrays)}")
-        x = as_array(name, "x", arrays[0])
+        ready = isinstance(arrays[0], _Ready)
+        x = arrays[0].x if ready else as_array(name, "x", arrays[0])
         targets = None if task == "classes" else target_array(name, arrays[1], task)
         y = as_array(name, "y", arrays[1]) if targets is None else targets
         n = len(y) if y.ndim else 0
@@ -533,7 +580,7 @@ class _Part:
         if 0 in x.shape:
             raise UserError(f"{name}: a sample has shape {shape_text(x.shape[1:])}, which has no numbers")
         columns = column_names(arrays[0])
-        x = numbers(name, x, columns)
+        x = x if ready else numbers(name, x, columns)
         environment = _environments(name, arrays[2], n) if len(arrays) == 3 else None
         if targets is not None:
             return cls(name, x, [], environment, columns, targets, column_names(arrays[1]))

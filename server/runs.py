@@ -185,7 +185,7 @@ def as_texts(settings: Settings) -> tuple[str, ...]:
     for key, value in settings.items():
         plain = value.tolist() if hasattr(value, "tolist") else value  # NumPy's numbers and arrays
         try:
-            if plain is None:
+            if plain is None or (isinstance(plain, Mapping) and "." not in key):
                 raise TypeError
             if isinstance(plain, Mapping):  # of one level, as TOML has it on a line
                 parts = ", ".join(f"{name} = {json.dumps(value)}" for name, value in plain.items())

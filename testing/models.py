@@ -11,9 +11,9 @@ from perennial.common.models.architectures import build
 from perennial.common.models.network import Network
 from perennial.common.models.settings import ModelSettings, model_settings
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import made_up
+from perennial.common.utils.samples import SampleShape, made_up
 
-SHAPES = ((3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), (16,))
+SHAPES = ((3, 32, 32), (1, 28, 28), (3, 64, 64), (3, 224, 224), SampleShape((9,), 20, padded=True), (16,))
 CLASSES = 3
 
 

@@ -20,9 +20,10 @@ from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenario import Scenario
+from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.tasks import PredictionTask
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import vocabulary_of
+from perennial.common.utils.samples import PAD, padded, vocabulary_of
 
 INPUT = "input"
 Features = np.ndarray[Any, np.dtype[np.float32]]
@@ -151,10 +152,13 @@ def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -
         invalid(f"the inputs are {given}, but the model has one, {INPUT!r}{or_columns}")
     if request.inputs[0].datatype == "BYTES" and takes_pictures(input_shape):
         return _pictures(request, input_shape, max_batch)
+    if isinstance(scenario, OwnData) and scenario.text_column and request.inputs[0].datatype == "BYTES":
+        texts = _texts(request, 0, max_batch, longest=MOST_TEXT)
+        return scenario.ids([text.decode(errors="replace") for text in texts])
     if not (most := vocabulary_of(input_shape)):
         return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
     ids = _numbers(request, 0, tuple(input_shape), max_batch, datatype="INT64")
-    if ids.min() < 0 or ids.max() >= most:
+    if ids.min() < (PAD if padded(input_shape) else 0) or ids.max() >= most:
         invalid(f"input {INPUT!r} has ids of tokens that are not from 0 to {most - 1}")
     return torch.from_numpy(ids)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perennial.common.tasks.base import PredictionTask, must_be_targets
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import sample_dtype, vocabulary_of
+from perennial.common.utils.samples import PAD, padded, sample_dtype, vocabulary_of
 
 if TYPE_CHECKING:
     import torch
@@ -65,7 +65,8 @@ def must_be_samples(what: str, part: Examples, shape: tuple[int, ...], task: Pre
         if tuple(tensor.shape) != (len(part.x), *own):
             found, right = [*tensor.shape], [len(part.x), *own]
             raise UserError(f"{what}: {name} has shape {found}; it must be {right}")
-    if most and len(part.x) and not 0 <= int(part.x.min()) <= int(part.x.max()) < most:
+    least = PAD if padded(shape) else 0
+    if most and len(part.x) and not least <= int(part.x.min()) <= int(part.x.max()) < most:
         raise UserError(f"{what}: x has ids from {part.x.min()} to {part.x.max()}; they must be 0 to {most - 1}")
     must_be_targets(what, task, part.y)
 

@@ -16,7 +16,7 @@ from zipfile import BadZipFile, is_zipfile
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import Files
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import vocabulary_of
+from perennial.common.utils.samples import PAD, padded, vocabulary_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -91,10 +91,18 @@ class Found:
             )
         if most := vocabulary_of(shape):
             wrong = f"{self.name}: x has what is no whole number from 0 to {most - 1}, which the server announces"
-            if x.dtype.kind not in "iu" or x.min() < 0 or x.max() >= most:
+            if x.dtype.kind not in "iu" or x.min() < (PAD if padded(shape) else 0) or x.max() >= most:
                 raise UserError(wrong)
             return torch.from_numpy(x.astype(np.int64))
         return unit_range(torch.from_numpy(x if x.dtype == np.uint8 else x.astype(np.float32)))
+
+    def texts(self, column: str) -> list[str]:
+        """A table's column of texts (n,). Raises `UserError` where there is none, or a cell is empty."""
+        from perennial.common.data.tables import text_column
+
+        if not self.columns or column not in self.columns:
+            raise UserError(f"{self.name} has no column {column!r} of texts, which the server announces")
+        return text_column(self.x, column, self.name)
 
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""

@@ -14,6 +14,7 @@ from perennial.common.models.own_module import constructed, ids_as_numbers, layo
 from perennial.common.models.settings import (
     CnnGroupNorm,
     ConvNet,
+    EmbeddingBag,
     Lenet,
     Logistic,
     Mlp,
@@ -21,9 +22,10 @@ from perennial.common.models.settings import (
     Module,
     Pretrained,
     ResNet18,
+    TextTransformer,
 )
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import vocabulary_of
+from perennial.common.utils.samples import PAD, shape_in_words, vocabulary_of
 
 GROUPS = 8
 """Groups of every GroupNorm layer: FedIIR's and FedILC's networks have 8."""
@@ -72,6 +74,87 @@ def model_for(settings: ModelSettings, input_shape: tuple[int, ...], classes: in
     if vocabulary_of(input_shape) and not settings.takes_ids and isinstance(model, Model):
         model.featurizer.register_forward_pre_hook(ids_as_numbers)
     return model
+
+
+class Embedded(nn.Module):
+    """Ids of tokens (n, length), `PAD` behind the end, to embeddings (n, length, width), and where tokens are."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(vocabulary, width)
+
+    def forward(self, ids: Tensor) -> tuple[Tensor, Tensor]:
+        there = ids != PAD
+        return self.tokens(ids.clamp(min=0)), there
+
+
+def mean_of_tokens(x: Tensor, there: Tensor) -> Tensor:
+    """The mean (n, width) of vectors (n, length, width) over the places where tokens are; 0 of none."""
+    own = there[..., None].to(x.dtype)
+    return (x * own).sum(dim=-2) / own.sum(dim=-2).clamp(min=1)
+
+
+class Bag(nn.Module):
+    """The mean of the embeddings of all tokens, and a layer on it."""
+
+    def __init__(self, vocabulary: int, width: int) -> None:
+        super().__init__()
+        self.embedded, self.hidden = Embedded(vocabulary, width), nn.Linear(width, width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return F.relu(self.hidden(mean_of_tokens(*self.embedded(ids))))
+
+
+class Attention(nn.Module):
+    """Attention of several heads, written out, so that it may be differentiated twice."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key, self.value, self.output = (nn.Linear(width, width) for _ in range(4))
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        query, key, value = (
+            layer(x).unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+            for layer in (self.query, self.key, self.value)
+        )
+        scores = query @ key.mT / query.shape[-1] ** 0.5
+        scores = scores.masked_fill(~there[..., None, None, :], -1e9)  # not -inf: there may be none
+        heard: Tensor = self.output((scores.softmax(dim=-1) @ value).transpose(-2, -3).flatten(-2))
+        return heard
+
+
+class Block(nn.Module):
+    """`x + attention(norm(x))`, then `x + layers(norm(x))`."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.first, self.attention = nn.LayerNorm(width), Attention(width, heads)
+        self.second = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        x = x + self.attention(self.first(x), there)
+        changed: Tensor = x + self.down(F.gelu(self.up(self.second(x))))
+        return changed
+
+
+class Encoder(nn.Module):
+    """Embeddings of tokens and places, blocks, and the mean over tokens."""
+
+    def __init__(self, vocabulary: int, length: int, settings: TextTransformer) -> None:
+        super().__init__()
+        self.embedded = Embedded(vocabulary, settings.width)
+        self.places = nn.Parameter(0.02 * torch.randn(length, settings.width))
+        self.blocks = nn.ModuleList(Block(settings.width, settings.heads) for _ in range(settings.layers))
+        self.norm = nn.LayerNorm(settings.width)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x, there = self.embedded(ids)
+        x = x + self.places
+        for block in self.blocks:
+            x = block(x, there)
+        return mean_of_tokens(self.norm(x), there)
 
 
 # --- Building each of them ---------------------------------------------------------------------------------
@@ -176,9 +259,30 @@ def _resnet18(settings: ResNet18, input_shape: tuple[int, ...], classes: int) ->
 
 
 @build.register
+def _embedding_bag(settings: EmbeddingBag, input_shape: tuple[int, ...], classes: int) -> Model:
+    vocabulary, _ = _text(settings, input_shape)
+    return Model(Bag(vocabulary, settings.width), nn.Linear(settings.width, classes))
+
+
+@build.register
+def _text_transformer(settings: TextTransformer, input_shape: tuple[int, ...], classes: int) -> Model:
+    return Model(Encoder(*_text(settings, input_shape), settings), nn.Linear(settings.width, classes))
+
+
+def _text(settings: ModelSettings, input_shape: tuple[int, ...]) -> tuple[int, int]:
+    """How many ids there are, and the length of a text. Raises `UserError` where samples are no texts."""
+    if not (most := vocabulary_of(input_shape)) or len(input_shape) != 1:
+        raise UserError(
+            f"model {settings.name!r} needs sequences of ids of tokens, but a sample here has shape "
+            f"{shape_in_words(input_shape)}"
+        )
+    return most, input_shape[0]
+
+
+@build.register
 def _module(settings: Module, input_shape: tuple[int, ...], classes: int) -> Model:
     found = layout(settings, input_shape, classes)
-    return _in_units(Model(*parts(constructed(settings, input_shape, classes), found)), settings)
+    return _in_units(Model(*parts(constructed(settings, input_shape, classes), found, input_shape)), settings)
 
 
 def _in_units(model: Model, settings: Pretrained) -> Model:

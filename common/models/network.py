@@ -82,7 +82,7 @@ def _names_elsewhere(settings: Pretrained, input_shape: tuple[int, ...], classes
             return {name: name.replace("featurizer.", "", 1).replace("classifier.", "fc.", 1) for name in here}
         module = constructed(settings, input_shape, classes)
         theirs = {id(tensor): name for name, tensor in reversed(module.state_dict(keep_vars=True).items())}
-        model = Model(*parts(module, layout(settings, input_shape, classes)))
+        model = Model(*parts(module, layout(settings, input_shape, classes), input_shape))
     return {name: theirs[id(tensor)] for name, tensor in model.state_dict(keep_vars=True).items()}
 
 

@@ -8,7 +8,7 @@ they are given as code. Of it, only a class of modules is called, or a function 
 import inspect
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -24,7 +24,16 @@ from perennial.common.models.libraries import timm_network, transformers_network
 from perennial.common.models.settings import ModelSettings, Module
 from perennial.common.models.weights import must_be_known
 from perennial.common.utils.errors import UserError, told_with_place
-from perennial.common.utils.samples import SampleShape, made_up, shape_in_words, vocabulary_of
+from perennial.common.utils.samples import (
+    PAD,
+    SampleShape,
+    made_up,
+    padded,
+    parts_of,
+    shape_in_words,
+    unpacked,
+    vocabulary_of,
+)
 from perennial.common.utils.suggestions import meant
 
 AUXILIARY = {"googlenet": ("aux1.", "aux2."), "inception_v3": ("AuxLogits.",)}
@@ -57,7 +66,8 @@ def constructed(settings: Module, input_shape: tuple[int, ...], classes: int) ->
     name, options = settings.name, settings.options
     builders = {"torchvision": _torchvision, "transformers": _transformers, "timm": _timm}
     target = builders[settings.library](settings, input_shape, classes) if settings.library else _found(name)
-    known: dict[str, Any] = {"classes": classes, "num_classes": classes, "input_shape": tuple(input_shape)}
+    shape = dict(parts_of(input_shape)) or tuple(input_shape)
+    known: dict[str, Any] = {"classes": classes, "num_classes": classes, "input_shape": shape}
     if ids := vocabulary_of(input_shape):
         known |= {"vocabulary": ids, "vocab_size": ids, "num_embeddings": ids}
     if settings.library in ("transformers", "timm"):
@@ -192,9 +202,9 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(0)
         module = constructed(settings, input_shape, classes)
-        _must_take_one_input(settings, module)
+        _must_take(settings, module, input_shape)
         as_numbers, by_name = _takes(settings, module.eval(), input_shape)
-        adapt(module, as_numbers, by_name)
+        adapt(module, input_shape, as_numbers, by_name)
         x = made_up(input_shape)
         layers: dict[str, Any] = {}
         """Inputs of linear layers, and of the attribute `classifier`, in the order they end in."""
@@ -230,9 +240,10 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
 
         module = module.eval()
         logits = run_once(settings, module, x)  # again, since running it in training may have changed its buffers
-        apart = not (as_numbers or by_name) and _is_apart(module, place, x, logits)
+        plain = not (as_numbers or by_name or parts_of(input_shape) or padded(input_shape))
+        apart = plain and _is_apart(module, place, x, logits)
         found = Layout(place, how, apart, draws, as_numbers, by_name)
-        features, classifier = parts(module, found)
+        features, classifier = parts(module, found, input_shape)
         _must_be_apart(settings, features, classifier, place)
         z = run_once(settings, features, x, f"without its classifier {place!r}")
         if z.dim() != 2:
@@ -248,8 +259,12 @@ def layout(settings: Module, input_shape: tuple[int, ...], classes: int) -> Layo
         return found
 
 
-def adapt(module: nn.Module, as_numbers: bool, by_name: bool) -> None:
-    """Have a module take ids of tokens as numbers, and give its logits alone; each where it is so."""
+def adapt(module: nn.Module, input_shape: tuple[int, ...], as_numbers: bool, by_name: bool) -> None:
+    """Have a module take samples as they are announced, and give its logits alone; each where it must be so."""
+    if (parts_of(input_shape) or padded(input_shape)) and not hasattr(module, ADAPTED):
+        hook = partial(_by_argument, input_shape=input_shape, takes=_arguments(module))
+        module.register_forward_pre_hook(hook, with_kwargs=True)
+        setattr(module, ADAPTED, True)
     if as_numbers:
         module.register_forward_pre_hook(ids_as_numbers)
     if by_name:
@@ -259,6 +274,37 @@ def adapt(module: nn.Module, as_numbers: bool, by_name: bool) -> None:
 def ids_as_numbers(_: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """A hook before a module that computes with ids of tokens as with any other numbers."""
     return inputs[0].float(), *inputs[1:]
+
+
+ADAPTED = "perennial_takes_samples"
+"""An attribute of a module that unpacks samples already."""
+MASKS = ("attention_mask", "mask")
+"""Arguments of `forward` that get 1 for each token and 0 behind a sequence's end, the latter as truth values."""
+
+
+def _by_argument(
+    _: nn.Module, inputs: tuple[Any, ...], rest: dict[str, Any], input_shape: tuple[int, ...], takes: Sequence[str]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What `forward` is given for samples (n, …) of a group or of padded sequences: each part by its name, or all
+    of them as a dict, and masks where it names them."""
+    x = inputs[0]
+    parts = unpacked(x, input_shape) or {"": x}
+    shapes = dict(parts_of(input_shape)) or {"": input_shape}
+    masks = {name: part != PAD for name, part in parts.items() if padded(shapes[name])}
+    given = {name: part.clamp(min=0) if name in masks else part for name, part in parts.items()}
+    known: dict[str, Tensor] = {}
+    for name, mask in masks.items():
+        only = [f"{name}_{word}" for word in MASKS] if len(masks) > 1 else [f"{name}_{MASKS[1]}", *MASKS]
+        known |= {word: mask.long() if word.endswith(MASKS[0]) else mask for word in only if word in takes}
+    if "" in given:
+        return (given[""],), known
+    if set(given) <= set(takes):
+        return (), {**given, **known}
+    return (given,), known
+
+
+def _arguments(module: nn.Module) -> tuple[str, ...]:
+    return tuple(p.name for p in _parameters(module.forward) if p.kind is not p.VAR_KEYWORD)
 
 
 def _logits(outputs: Any) -> Any:
@@ -274,6 +320,8 @@ def _takes(settings: Module, module: nn.Module, input_shape: tuple[int, ...]) ->
     Raises `UserError` where it cannot be run.
     """
     x = made_up(input_shape)
+    if parts_of(input_shape) or padded(input_shape):
+        adapt(module, input_shape, False, False)
 
     def named(outputs: Any) -> bool:
         return _logits(outputs) is not outputs
@@ -288,13 +336,13 @@ def _takes(settings: Module, module: nn.Module, input_shape: tuple[int, ...]) ->
             raise
 
 
-def parts(module: nn.Module, found: Layout) -> tuple[nn.Module, nn.Module]:
+def parts(module: nn.Module, found: Layout, input_shape: tuple[int, ...]) -> tuple[nn.Module, nn.Module]:
     """A module's featurizer and classifier; without its classifier, a module is its featurizer.
 
     The featurizer takes samples as they are announced, and gives features alone.
     """
     featurizer, classifier = _parted(module, found)
-    adapt(featurizer, found.as_numbers, found.by_name)
+    adapt(featurizer, input_shape, found.as_numbers, found.by_name)
     return featurizer, classifier
 
 
@@ -357,11 +405,23 @@ def _must_be_apart(settings: Module, featurizer: nn.Module, classifier: nn.Modul
         raise UserError(f"model.classifier: {place!r} of {settings.name} has no weights; name a layer that has")
 
 
-def _must_take_one_input(settings: Module, module: nn.Module) -> None:
+def _must_take(settings: Module, module: nn.Module, input_shape: tuple[int, ...]) -> None:
+    """Raises `UserError` where `forward` needs more than what a sample has."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     inputs = [p for p in _parameters(module.forward) if p.kind in kinds and p.default is p.empty]
     alone = [p.name for p in _parameters(module.forward) if p.kind is p.KEYWORD_ONLY and p.default is p.empty]
     names = [p.name for p in inputs] + alone
+    if shapes := dict(parts_of(input_shape)):
+        masks = {f"{name}_{word}" for name in shapes for word in MASKS} | {*MASKS}
+        strange = [name for name in names if name not in shapes and name not in masks]
+        if strange and len(names) > 1:
+            raise UserError(
+                f"model {settings.name!r} takes {', '.join(names)}, and a sample here has {', '.join(shapes)}; "
+                "let forward take these names, or a dict of them alone"
+            )
+        return
+    if padded(input_shape):
+        names = [name for name in names if name not in MASKS]
     if len(names) > 1:
         raise UserError(
             f"model {settings.name!r} takes {len(names)} inputs ({', '.join(names)}), and a sample here is one "

@@ -298,6 +298,38 @@ class Module(Pretrained):
         return hash(self.model_dump_json())
 
 
+class EmbeddingBag(ModelSettings):
+    """The mean of the embeddings of a text's words, and a linear classifier."""
+
+    summary = "ids of tokens: mean of their embeddings, a hidden layer, linear classifier"
+    source = "Joulin et al. 2017 (fastText); sizes ours"
+    takes_ids = True
+
+    name: Literal["embedding-bag"] = "embedding-bag"
+    width: PositiveInt = knob(32, "numbers of an embedding, and of features", le=10_000)
+
+
+class TextTransformer(Pretrained):
+    """Blocks of attention over the tokens of a text, whose mean is classified."""
+
+    summary = "ids of tokens: two layers of attention, mean over tokens, linear classifier"
+    source = "Vaswani et al. 2017, with LayerNorm first (Xiong et al. 2020); sizes ours"
+    takes_ids = True
+
+    name: Literal["text-transformer"] = "text-transformer"
+    width: PositiveInt = knob(64, "numbers of an embedding, and of features", le=10_000)
+    heads: PositiveInt = knob(4, "heads of attention, which share the width", le=100)
+    layers: PositiveInt = knob(2, "blocks", le=100)
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> "TextTransformer":
+        if self.width % self.heads:
+            raise ValueError(
+                f"heads: {self.heads} heads cannot share a width of {self.width}; take a divisor of it"
+            )
+        return self
+
+
 class ResNet18(Pretrained):
     """torchvision's ResNet-18: 512 features, and a linear or FedIIR's two-layer classifier."""
 
@@ -322,7 +354,7 @@ class ResNet18(Pretrained):
 
 MODELS: dict[str, type[ModelSettings]] = {
     str(kind.model_fields["name"].default): kind
-    for kind in (Logistic, Mlp, CnnSmall, CnnLarge, ConvNet, CnnGroupNorm, ResNet18)
+    for kind in (Logistic, Mlp, CnnSmall, CnnLarge, ConvNet, CnnGroupNorm, EmbeddingBag, TextTransformer, ResNet18)
 }
 GIVEN = {
     "torchvision:NAME": "a classifier of torchvision, such as torchvision:resnet50, with or without its weights",

@@ -210,14 +210,22 @@ def describe_data(
         help=r"Of a folder of tables, a site whose table counts; of other data, a site's name. Repeatable.  "
         r"\[default: all of the folder]",
     ),
+    text_column: str = typer.Option("", metavar="COLUMN", help="Of a table, texts, which are all of a sample."),
+    tokenizer: Path | None = typer.Option(
+        None, metavar="FILE", help=r"Of Hugging Face's tokenizers, for the texts.  \[default: hashes of words]"
+    ),
+    length: int = typer.Option(64, min=1, max=100_000, help="Tokens of a text that count, from its beginning."),
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML.
 
     Of a folder of tables it is what `perennial survey` would write if each were a site's.
     """
-    from perennial.server.survey.describe import describe
+    from perennial.server.survey.describe import describe, describe_texts
 
-    found = describe(path, sites, options.question(), **options.preparation())
+    if text_column:
+        found = describe_texts(path, text_column, options.question(), sites, length=length, tokenizer=tokenizer)
+    else:
+        found = describe(path, sites, options.question(), **options.preparation())
     _announce(found, options.file, options.as_json)
 
 

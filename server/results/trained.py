@@ -28,11 +28,12 @@ from perennial.common.models.network import Network
 from perennial.common.models.torch_state import CPU, plain_torch
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_tensors
-from perennial.common.utils.samples import vocabulary_of
+from perennial.common.utils.samples import padded, parts_of, vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.arrays import as_array, numbers, shape_text
 from perennial.server.frames import frame_table
+from perennial.server.groups import filled
 from perennial.server.run.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
 
@@ -121,6 +122,16 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
             if isinstance(column, CategoryColumn):
                 _warn_of(name, set(text_cells(table, name, "x")), column)
         return scenario.prepare(found)
+    shape = scenario.input_shape
+    if isinstance(scenario, OwnData) and scenario.text_column:
+        if frame and scenario.text_column not in x.columns:
+            raise UserError(f"x has no column {scenario.text_column!r} of texts")
+        texts = list(x[scenario.text_column]) if frame else list(x)
+        if any(not isinstance(text, str) or not text for text in texts) or not texts:
+            raise UserError("x must be texts, none of them empty, or a frame with a column of them")
+        return scenario.ids(texts)
+    if parts_of(shape) or padded(shape):
+        return torch.from_numpy(filled("x", x, shape))
     array = as_array("predict", "x", x)
     if array.dtype.kind not in "fiub" or array.shape[1:] != tuple(scenario.input_shape) or not len(array):
         raise UserError(

@@ -34,7 +34,11 @@ OF_OTHER_TARGETS = {
     "censoring",
 }
 """Settings of own data that say something where the targets are no classes."""
-LATER_PARTS = (("scenario", "vocabulary", 0), ("model", "lora", None), ("method", "personal", "classifier"))
+LATER_PARTS: tuple[tuple[str, str, object], ...] = (
+    *(("scenario", "vocabulary", 0), ("scenario", "padded", False), ("scenario", "group", {})),
+    *(("scenario", name, "") for name in ("text_column", "tokenizer", "tokenizer_digest")),
+    *(("model", "lora", None), ("method", "personal", "classifier")),
+)
 """Settings of parts of a configuration that older runs had without saying so, and what they had."""
 RULES = {"perennial.server.selection.split_rule"}
 """Modules that only choose between results: studies read the counts anew."""

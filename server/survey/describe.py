@@ -23,6 +23,7 @@ from perennial.client.node.survey import Respondent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
 from perennial.common.data.site_files import TABLES, Found, for_survey, read, shown
+from perennial.common.data.texts import BUCKETS, tokenizer_facts
 from perennial.common.survey import Question, Rule, Spellings, all_names, spelt_alike
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.suggestions import sentence, unknown
@@ -120,6 +121,44 @@ def describe(
     return replace(told, left_out={**told.left_out, **dict.fromkeys(others, NO_TABLE)})
 
 
+def describe_texts(
+    path: Path,
+    column: str,
+    asked: Question,
+    sites: Sequence[str] = (),
+    *,
+    length: int,
+    tokenizer: Path | None = None,
+) -> Surveyed:
+    """The scenario of tables with a column of texts, of which all else is ignored but label and environment.
+
+    `path` is a folder with a table of each site, or one table. Words are never collected: ids come of a
+    tokenizer's file, or of hashes. Raises `UserError`.
+    """
+    if asked.target != "classes":
+        raise UserError(f"--task {asked.target} is not possible with --text-column; texts have classes")
+    files = _of(_files(path)[0], sites) if path.is_dir() else [path]
+    if files[0].suffix.lower() not in TABLES:
+        raise UserError(f"--text-column is for tables, and {files[0].name} is none; leave it out")
+    tables = [read(file, asked.label_column, asked.environment_column) for file in files]
+    for table in tables:
+        table.texts(column)
+    settings: dict[str, Any] = {
+        "sites": tuple(file.stem for file in files) if path.is_dir() else tuple(sites) or OwnData().sites,
+        "inputs": (length,),
+        "labels": union([table.labels for table in tables]),
+        "label_column": asked.label_column,
+        "text_column": column,
+        "padded": True,
+        **(tokenizer_facts(tokenizer) if tokenizer else {"vocabulary": BUCKETS}),
+    }
+    if asked.environment_column:
+        settings["environment_column"] = asked.environment_column
+        settings["environments"] = union([table.environments or () for table in tables])
+    facts = [f"{file.stem}: {len(table)} texts" for file, table in zip(files, tables, strict=True)]
+    return Surveyed(announced(settings), facts)
+
+
 def _load(file: Path, asked: Question) -> Found:
     if asked.targets:
         return for_survey(file, asked.targets, "", asked.environment_column)
@@ -151,10 +190,11 @@ def _files(path: Path) -> tuple[list[Path], list[str]]:
 
 def announcement(scenario: OwnData) -> dict[str, Any]:
     """What of it belongs into a run's configuration; what nobody has to say is left out."""
-    of_tables = set[str]() if scenario.column_names and scenario.target == "classes" else {"label_column"}
+    tables = scenario.column_names or scenario.text_column
+    of_tables = set[str]() if tables and scenario.target == "classes" else {"label_column"}
     of_tables |= {"target"} if scenario.target == "classes" else set()
     of_tables |= {"loss"} if scenario.target != "numbers" else set()
-    of_tables |= set() if scenario.vocabulary else {"vocabulary"}
+    of_tables |= set() if scenario.vocabulary else {"vocabulary", "padded"}
     every = scenario.model_dump(mode="json", exclude={"test_fraction", "validation_fraction"} | of_tables)
     for columns in (every["columns"], *every["own_columns"].values()):
         for name, column in columns.items():

@@ -37,6 +37,43 @@ class Transformer(nn.Module):
         return self.classifier(self.dropout(weights @ self.value(x)).mean(dim=1))
 
 
+class Masked(Transformer):
+    """The mean over tokens alone, and nothing of what is behind the end."""
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:  # type: ignore[override]
+        assert ids.min() >= 0
+        x, own = self.embedding(ids), mask[..., None]
+        return self.classifier((x * own).sum(dim=1) / own.sum(dim=1))
+
+
+class Both(nn.Module):
+    """A picture and a row of a table, by their names."""
+
+    def __init__(self, classes: int, input_shape: dict[str, tuple[int, ...]]) -> None:
+        super().__init__()
+        channels = input_shape["image"][0]
+        self.look = nn.Sequential(nn.Conv2d(channels, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+        self.read = nn.Sequential(nn.Linear(input_shape["table"][0], 4), nn.ReLU())
+        self.head = nn.Linear(20, classes)
+
+    def forward(self, image: Tensor, table: Tensor) -> Tensor:
+        return self.head(torch.cat([self.look(image), self.read(table)], dim=1))
+
+
+class OfDict(Both):
+    """The same, of a dict."""
+
+    def forward(self, sample: dict[str, Tensor]) -> Tensor:  # type: ignore[override]
+        return super().forward(sample["image"], sample["table"])
+
+
+class Three(Both):
+    """Wants what no sample has."""
+
+    def forward(self, image: Tensor, table: Tensor, sound: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(image, table) + sound
+
+
 class Fixed(Transformer):
     """With fewer rows than there are ids."""
 

@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationInfo, field_validator
 from safetensors import SafetensorError
 
 from perennial.common.data.datasets import resolve_root
@@ -16,6 +16,7 @@ from perennial.common.data.scenarios.own_data import Sites
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import load_records, save_records
 from perennial.common.utils.knobs import knob
+from perennial.common.utils.samples import SampleShape, group_of
 
 if TYPE_CHECKING:
     from perennial.common.utils.tensors import Tensors
@@ -25,6 +26,21 @@ FOLDER = "arrays"
 TRAIN = "train"
 """The record of a site's own samples. Those of test environment number 3 are in the record `3`."""
 Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+
+
+class PartOfSample(BaseModel):
+    """A part of a sample that is a group."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    shape: tuple[PositiveInt, ...] = Field(min_length=1)
+    vocabulary: int = Field(default=0, ge=0)
+    padded: bool = False
+
+    @property
+    def sample_shape(self) -> tuple[int, ...]:
+        """As a model has it."""
+        return SampleShape(self.shape, self.vocabulary, self.padded) if self.vocabulary else self.shape
 
 
 class Arrays(Sites):
@@ -41,6 +57,7 @@ class Arrays(Sites):
     name: Literal["arrays"] = "arrays"
     parts: tuple[Digest, ...] = knob(..., "digest of each site's arrays, in the order of the sites' names")
     tests: tuple[str, ...] = knob((), "names of the test environments; empty: a part of each site's own samples")
+    group: dict[str, PartOfSample] = knob({}, "of a sample that is a group, its parts by name; empty: it is none")
     shared: Digest | Literal[""] = knob(
         "", "digest of the test samples that all sites have; empty: there are none"
     )
@@ -51,6 +68,12 @@ class Arrays(Sites):
         if "sites" in info.data and len(parts) != len(info.data["sites"]):
             raise ValueError(f"there must be one for each of {len(info.data['sites'])} sites")
         return parts
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        if not self.group:
+            return super().input_shape
+        return group_of({name: part.sample_shape for name, part in self.group.items()})
 
     @property
     def test_environments(self) -> tuple[str, ...]:

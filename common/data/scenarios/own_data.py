@@ -14,6 +14,7 @@ from perennial.common.data.datasets import resolve_root
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.site_files import LABEL, Found, place_of, read, target_columns
+from perennial.common.data.texts import text_ids
 from perennial.common.tasks import Classes, Event, Labels, Numbers, PredictionTask
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
@@ -51,6 +52,9 @@ class Sites(Scenario):
     )
     vocabulary: int = knob(
         0, "a sample's numbers are ids of tokens, from 0 to below this; 0: they are numbers", ge=0
+    )
+    padded: bool = knob(
+        False, "sequences of ids may be shorter than the sample's shape, and have -1 behind their end"
     )
     target: Literal["classes", "numbers", "labels", "event"] = knob(
         "classes", "what is predicted: one of several classes, numbers, several labels, or the time to an event"
@@ -108,6 +112,13 @@ class Sites(Scenario):
         if most and any(isinstance(name, str) for name in info.data.get("inputs", ())):
             raise ValueError("it is for arrays, and inputs has names of a table's columns; leave it out")
         return most
+
+    @field_validator("padded")
+    @classmethod
+    def _check_padded(cls, padded: bool, info: ValidationInfo) -> bool:
+        if padded and (not info.data.get("vocabulary") or len(info.data.get("inputs", ())) != 1):
+            raise ValueError("it is for sequences of ids, with vocabulary and one number in inputs; leave it out")
+        return padded
 
     @field_validator("labels")
     @classmethod
@@ -177,12 +188,14 @@ class Sites(Scenario):
 
     @property
     def model(self) -> dict[str, Any]:
+        if self.padded:
+            return {"name": "embedding-bag"}
         return {"name": "cnn-small"} if len(self.input_shape) == 3 else {"name": "mlp", "hidden": (64,)}
 
     @property
     def input_shape(self) -> tuple[int, ...]:
         sizes = _shape(self.inputs)
-        return SampleShape(sizes, self.vocabulary) if self.vocabulary else sizes
+        return SampleShape(sizes, self.vocabulary, self.padded) if self.vocabulary else sizes
 
     @property
     def column_names(self) -> tuple[str, ...]:
@@ -257,6 +270,9 @@ class OwnData(Sites):
     columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
     own_columns: dict[str, dict[str, NumberColumn]] = knob({}, "of a site, other means, scales and fills")
     ignored: tuple[str, ...] = knob((), "columns of a table that nobody uses")
+    text_column: str = knob("", "a table's column of texts, which are all of a sample; empty: there is none")
+    tokenizer: str = knob("", "Hugging Face's tokenizer file, by which texts become ids; empty: words are hashed")
+    tokenizer_digest: str = knob("", "SHA-256 of that file, noted by describe", pattern="^([0-9a-f]{64})?$")
 
     @field_validator("columns")
     @classmethod
@@ -272,6 +288,14 @@ class OwnData(Sites):
         if columns and (info.data.get("mean") or info.data.get("scale")):
             raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
         return {name: columns[name] for name in inputs} if columns else {}
+
+    @model_validator(mode="after")
+    def _check_texts(self) -> Self:
+        if self.text_column and not self.padded:
+            raise ValueError("text_column: texts need vocabulary, padded = true and their length in inputs")
+        if self.tokenizer and not (self.text_column and self.tokenizer_digest):
+            raise ValueError("tokenizer: it needs text_column and tokenizer_digest, which describe writes")
+        return self
 
     @field_validator("own_columns")
     @classmethod
@@ -334,12 +358,18 @@ class OwnData(Sites):
     def divided(self, site: str, seed: int, found: Found) -> ClientData:
         """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""
         environment = found.numbers("environment", self._environments(site, found), self.environments)
-        every = Examples(
-            self.prepare(found.tensor(self.input_shape, self.column_names, self.columns_of(site), self.ignored)),
-            self._targets(found),
-            environment,
-        )
+        if self.text_column:
+            x = self.ids(found.texts(self.text_column))
+        else:
+            x = found.tensor(self.input_shape, self.column_names, self.columns_of(site), self.ignored)
+        every = Examples(self.prepare(x), self._targets(found), environment)
         return self.divide(site, seed, every)
+
+    def ids(self, texts: Sequence[str]) -> "Tensor":
+        """Texts as a model takes them. Raises `UserError` where there are none to be taken."""
+        if not self.text_column:
+            raise UserError("x: the run's samples are no texts")
+        return text_ids(texts, self.input_shape[0], self.vocabulary, self.tokenizer, self.tokenizer_digest)
 
     def targets_in(self, label_column: str) -> str | tuple[str, ...]:
         """The column of the class, or the columns of other targets; a site may call them otherwise."""

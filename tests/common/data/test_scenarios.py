@@ -35,6 +35,7 @@ from perennial.common.data.scenarios.colored import (
 from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import blank
 from perennial.server.study.constant import constant_predictor
 
 SMALL = {"train_per_class": 60, "test_per_class": 40}
@@ -435,7 +436,7 @@ def test_a_preset_survives_json_and_its_model_fits(name: str) -> None:
     assert scenario.title.count("\n") == 0
     settings = model_settings(scenario.model)
     net = network(settings, scenario.input_shape, scenario.task.outputs)
-    logits = net.predict(net.initial(0), torch.zeros(3, *scenario.input_shape))
+    logits = net.predict(net.initial(0), blank(scenario.input_shape, 3))
     assert logits.shape == (3, scenario.task.outputs)
 
 

@@ -7,12 +7,14 @@ from perennial.common.models.architectures import FeatureNorm
 from perennial.common.models.network import Network, network
 from perennial.common.models.settings import MODELS, model_settings
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import SampleShape, made_up
 from perennial.common.utils.tensors import Tensors, part
 
 # The smallest input that shows each model's layers, for the tests that any model must pass.
 SMALL = {
     "logistic": (2, 8, 8), "mlp": (2, 8, 8), "cnn-small": (3, 16, 16), "cnn-large": (1, 16, 16),
     "convnet": (1, 8, 8), "cnn-groupnorm": (3, 16, 16), "resnet18": (2, 32, 32),
+    "embedding-bag": SampleShape((7,), 30, padded=True), "text-transformer": SampleShape((7,), 30, padded=True),
 }  # fmt: skip
 
 
@@ -26,6 +28,8 @@ def numbers(model: Network, names: tuple[str, ...]) -> int:
 
 
 def samples(shape: tuple[int, ...], count: int = 3) -> torch.Tensor:
+    if isinstance(shape, SampleShape):
+        return made_up(shape, count)
     return torch.randn(count, *shape, generator=torch.Generator().manual_seed(1))
 
 
