@@ -34,6 +34,8 @@ OF_OTHER_TARGETS = {
     "censoring",
 }
 """Settings of own data that say something where the targets are no classes."""
+DIALECT = {"separator", "decimal", "encoding"}
+"""Later ones of own data, which older runs had as they are where nothing is said."""
 RULES = {"perennial.server.selection.split_rule"}
 """Modules that only choose between results: studies read the counts anew."""
 
@@ -76,6 +78,7 @@ def config_digest(config: RunConfig) -> str:
     values = config.model_dump(mode="json", exclude=NO_NUMBER | later.keys() | Training.model_fields.keys())
     if values["scenario"].get("target") == "classes":  # so are these of own data
         values["scenario"] = {key: own for key, own in values["scenario"].items() if key not in OF_OTHER_TARGETS}
+    values["scenario"] = {key: own for key, own in values["scenario"].items() if own or key not in DIALECT}
     later |= config.chosen()
     values |= {name: value for name, value in later.items() if value}
     return sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:12]
