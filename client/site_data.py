@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perennial.common.config import Task
+from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.data.examples import ClientData
 from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.data.site_files import read
@@ -13,12 +14,14 @@ from perennial.common.utils.suggestions import unknown
 
 @dataclass(frozen=True)
 class OwnSite:
-    """Where a site's data are, what it calls itself, and columns of its table that are not as announced."""
+    """Where a site's data are, what it calls itself, columns of its table that are not as announced, and how its
+    table is written."""
 
     data: Path
     name: str
     label_column: str = ""
     environment_column: str = ""
+    dialect: Dialect = PLAIN
 
     def number(self, task: Task) -> int:
         """Which of the run's clients the site is. Raises `UserError` if it is none."""
@@ -31,7 +34,7 @@ class OwnSite:
         """The data as the run wants them. Raises `UserError` where they are not what the server announces."""
         scenario = self._scenario(task)
         environment = self.environment_column or scenario.environment_column
-        found = read(self.data, scenario.targets_in(self.label_column), environment)
+        found = read(self.data, scenario.targets_in(self.label_column), environment, self.dialect)
         return scenario.divided(self.name, task.seed, found)
 
     def _scenario(self, task: Task) -> OwnData:

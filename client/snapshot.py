@@ -13,6 +13,7 @@ import torch
 from perennial.client.site_data import OwnSite
 from perennial.client.state import Kept, own_folder
 from perennial.client.trainer import Received, Reply
+from perennial.common.data.dialect import Dialect
 from perennial.common.tasks import PredictionTask, checked_sums, values_of
 from perennial.common.utils.files import PRIVATE, load_with_facts, save_tensors
 from perennial.common.utils.tensors import Tensors, flattened, unflattened
@@ -63,6 +64,11 @@ def link_over(source: Path, target: Path) -> None:
         beside.unlink()  # of a process that was killed here
     os.link(source, beside)
     os.replace(beside, target)
+
+
+def _own_site(facts: dict[str, Any]) -> OwnSite:
+    """From JSON; older files say nothing of the dialect."""
+    return OwnSite(**{**facts, "data": Path(facts["data"]), "dialect": Dialect(**facts.get("dialect", {}))})
 
 
 @dataclass(frozen=True)
@@ -118,7 +124,7 @@ class Snapshot:
             Path(facts["data_root"]) if facts["data_root"] else None,
             Received(facts["round"], arrays, facts["settings"]),
             unflattened(parts.get("kept", {})),
-            OwnSite(**{**facts["own"], "data": Path(facts["own"]["data"])}) if facts["own"] else None,
+            _own_site(facts["own"]) if facts["own"] else None,
             facts.get("run", ""),
             facts.get("measured", {}),
         )

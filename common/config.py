@@ -25,7 +25,15 @@ from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Sched
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
 from perennial.common.utils.seeding import numpy_generator
-from perennial.common.utils.suggestions import LONGEST_VALUE, NO_TABLE, meant, sentence, unknown
+from perennial.common.utils.suggestions import (
+    LONGEST,
+    LONGEST_VALUE,
+    NO_TABLE,
+    meant,
+    sentence,
+    setting_meant,
+    unknown,
+)
 
 Engine = Literal["loop", "stack", "auto"]
 """How clients that share a process do their work: one after the other, or those that can as one stack."""
@@ -591,4 +599,21 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         return ("", key), value
     fields = set(scenario.model_fields) - {"name"}
     elsewhere = {"privacy.mechanism", "model.name", *(f"scenario.{field}" for field in fields)}
-    raise UserError(unknown("setting", key, known | run | elsewhere))
+    raise UserError(_unknown_setting(key, method, known, run | elsewhere))
+
+
+def _unknown_setting(key: str, method: type[Method], own: set[str], others: set[str]) -> str:
+    """What may be meant comes first; of the names, those of the method alone, since the others are forty."""
+    extras = {name: method.model_fields[name].json_schema_extra for name in own}
+    symbols = {
+        str(extra["symbol"]): name
+        for name, extra in extras.items()
+        if isinstance(extra, dict) and "symbol" in extra
+    }
+    name = method.model_fields["name"].default
+    found = setting_meant(key, own | others, symbols)
+    hint = f"; did you mean {found[0]!r}{''.join(f' with {more}' for more in found[1:])}?" if found else ""
+    return (
+        f"unknown setting {key[:LONGEST]!r}{hint} ({name} has {', '.join(sorted(own)) or 'none'}: `perennial show "
+        f"method {name}`; docs/running.md has those of every run)"
+    )

@@ -13,6 +13,7 @@ from perennial.client.node.survey import is_survey, respond
 from perennial.client.site_data import OwnSite
 from perennial.client.state import FileStates
 from perennial.common.config import parse_task
+from perennial.common.data.dialect import Dialect
 from perennial.common.flower.names import log
 from perennial.common.survey import SHAPE
 from perennial.common.utils.errors import UserError
@@ -71,8 +72,9 @@ def own_site(settings: Mapping[str, str]) -> OwnSite | None:
         return None
     if not settings.get("name"):
         raise UserError("a site with data of its own needs a name, one of those that the server announces")
-    columns = (settings.get(key, "") for key in ("label-column", "environment-column"))
-    return OwnSite(Path(settings["data"]), settings["name"], *columns)
+    label, environment = (settings.get(key, "") for key in ("label-column", "environment-column"))
+    dialect = Dialect(*(settings.get(key, "") for key in ("separator", "decimal", "encoding")))
+    return OwnSite(Path(settings["data"]), settings["name"], label, environment, dialect)
 
 
 def partition(settings: Mapping[str, str]) -> int:

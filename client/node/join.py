@@ -24,6 +24,7 @@ from typing import IO, Any, NoReturn
 import tomli_w
 
 from perennial.client.node.settings import Consent
+from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.flower.processes import environment, must_have_grpc, program
 from perennial.common.utils.addresses import Address, Unreachable, ends_soon, must_answer, must_be_protected
 from perennial.common.utils.errors import UserError, printable
@@ -117,6 +118,7 @@ def prepare(
     code: str = "installed",
     survey: Consent = Consent.none,
     least: int | None = None,
+    dialect: Dialect = PLAIN,
 ) -> Plan:
     """The plan of a site whose flags, key, data and device are all right. Raises `UserError`."""
     from perennial.client.host import pick_device
@@ -146,14 +148,17 @@ def prepare(
         read_policy(str(settings["policy"])).must_allow_server(superlink)
     if data is None:
         assert partition is not None
-        if name or label_column or environment_column or survey != Consent.none:
-            raise UserError("--name, --label-column, --environment-column and --survey go with --data PATH")
+        if name or label_column or environment_column or survey != Consent.none or dialect != PLAIN:
+            raise UserError(
+                "--name, --label-column, --environment-column, --survey, --separator, --decimal and --encoding go "
+                "with --data PATH"
+            )
         settings["partition-id"] = partition
     else:
         data = data.expanduser().absolute()
         if not data.exists():
             raise UserError(f"--data {data}: there is no such file or folder")
-        check(data, label_column, environment_column)
+        check(data, label_column, environment_column, dialect)
         name = name or (key or data).stem
         if not SITE.fullmatch(name):
             raise UserError(f"--name {name!r} is not possible; take {SITE_TEXT}")
@@ -164,6 +169,7 @@ def prepare(
             "survey-least": least or "",
             "label-column": label_column,
             "environment-column": environment_column,
+            **dialect.said(),
         }
         settings |= {setting: value for setting, value in own.items() if value}
     files = [str(path.expanduser().absolute()) if path else "" for path in (ca, key)]

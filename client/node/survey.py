@@ -387,9 +387,9 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
     def load(question: Question) -> Found:
         environment = own.environment_column or question.environment_column
         if question.targets:
-            found = for_survey(own.data, question.targets, own.label_column, environment)
+            found = for_survey(own.data, question.targets, own.label_column, environment, own.dialect)
         else:
-            found = read(own.data, own.label_column or question.label_column, environment)
+            found = read(own.data, own.label_column or question.label_column, environment, own.dialect)
         if consent == Consent.counts:
             no_numbers_as_names(found, question, own)
         return found

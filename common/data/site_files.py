@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile, is_zipfile
 
+from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import Files
 from perennial.common.utils.errors import UserError
@@ -181,12 +182,12 @@ def target_columns(own: str, asked: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def for_survey(path: Path, asked: Sequence[str], own: str, environment: str) -> Found:
+def for_survey(path: Path, asked: Sequence[str], own: str, environment: str, dialect: Dialect = PLAIN) -> Found:
     """A table whose targets, that are `asked` for, are among its columns; `own`: what the site calls them.
 
     Raises `UserError`.
     """
-    found = read(path, (), environment)
+    found = read(path, (), environment, dialect)
     if not found.columns:
         return found
     names = target_columns(own, asked)
@@ -214,8 +215,8 @@ def place_of(folder: Path, site: str) -> Path:
     return folder / found[0]
 
 
-def read(path: Path, label: str | Sequence[str] = LABEL, environment: str = "") -> Found:
-    """A site's samples; `label` and `environment` (empty: none) are columns of a table.
+def read(path: Path, label: str | Sequence[str] = LABEL, environment: str = "", dialect: Dialect = PLAIN) -> Found:
+    """A site's samples; `label` and `environment` (empty: none) are columns of a table, a `.csv` in its `dialect`.
 
     With a sequence of columns as `label` the targets are numbers, and otherwise classes. Raises `UserError` with
     what is wrong.
@@ -229,19 +230,19 @@ def read(path: Path, label: str | Sequence[str] = LABEL, environment: str = "") 
             )
         return _pictures(path)
     if path.suffix.lower() in TABLES:
-        return _rows(path, label, environment)
+        return _rows(path, label, environment, dialect)
     if path.suffix.lower() == ".npz":
         return _arrays(path, numbers=not isinstance(label, str))
     raise UserError(f"{path.name} is no folder of pictures and no .csv, .parquet or .npz file")
 
 
-def check(path: Path, label: str = "", environment: str = "") -> None:
+def check(path: Path, label: str = "", environment: str = "", dialect: Dialect = PLAIN) -> None:
     """What can be wrong whatever the server will announce; columns may be as announced, then they are empty.
 
     Raises `UserError`.
     """
     if path.suffix.lower() in TABLES and path.is_file():
-        _table(path, label, environment)
+        _table(path, label, environment, dialect)
     elif (found := read(path)).of_pictures:
         found.tensor((1, 1, 1))  # every picture can be decoded
 
@@ -288,10 +289,10 @@ def shown(path: Path) -> bool:
     return not path.name.startswith(".")
 
 
-def _rows(path: Path, label: str | Sequence[str], environment: str) -> Found:
+def _rows(path: Path, label: str | Sequence[str], environment: str, dialect: Dialect) -> Found:
     from perennial.common.data.tables import number_cells, text_column
 
-    table = _table(path, label, environment)
+    table = _table(path, label, environment, dialect)
     classes = isinstance(label, str)
     targets = [label] if isinstance(label, str) else list(label)
     columns = tuple(name for name in table.column_names if name not in (*targets, environment))
@@ -314,13 +315,13 @@ def _stacked(columns: Sequence[npt.NDArray[np.float64]], rows: int) -> npt.NDArr
     return np.stack(columns, axis=1) if columns else np.empty((rows, 0))
 
 
-def _table(path: Path, label: str | Sequence[str], environment: str) -> Any:
+def _table(path: Path, label: str | Sequence[str], environment: str, dialect: Dialect) -> Any:
     """A table that has rows and these columns, as PyArrow's, without columns that have no name."""
     # PyArrow takes its time to import, and only sites with tables need it.
     from perennial.common.data.tables import UNREADABLE, like_number, read_table
 
     try:
-        table = read_table(path)
+        table = read_table(path, dialect)
     except UNREADABLE as error:
         raise _unreadable(path, error) from None
     # Without a name are the row numbers of pandas and R, and the empty columns of spreadsheets.

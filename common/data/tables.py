@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv, parquet
 
+from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.utils.errors import UserError
 
 
@@ -25,32 +26,32 @@ UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What reading a file that is no table raises."""
 
 
-def read_table(path: Path) -> pa.Table:
-    """A `.csv` file, all of it as text, or a `.parquet` file.
+def read_table(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
+    """A `.csv` file in its dialect, all of it as text, with points in numbers; or a `.parquet` file.
 
     Raises one of `UNREADABLE`, and `UserError` for a file that another program would have to write otherwise.
     """
     if path.suffix.lower() == ".parquet":
         return parquet.read_table(path)
-    try:
-        return _csv(path)
-    except UNREADABLE:
-        if _is_utf8(path):
-            raise
-        raise UserError(f"{path.name} is not UTF-8; save it as UTF-8, such as with Excel's 'CSV UTF-8'") from None
+    if not _is_text(path, encoding := dialect.encoding or "utf-8"):
+        raise UserError(
+            f"{path.name} is not {encoding.upper()}; say which it is, such as --encoding latin-1 with {WITH}, or "
+            "save it as UTF-8, such as with Excel's 'CSV UTF-8'"
+        )
+    return _csv(path, dialect)
 
 
-def _is_utf8(path: Path) -> bool:
+def _is_text(path: Path, encoding: str) -> bool:
     try:
-        with path.open(encoding="utf-8") as file:
+        with path.open(encoding=encoding) as file:
             for _ in file:
                 pass
-    except UnicodeDecodeError:
+    except UnicodeError:
         return False
     return True
 
 
-def _csv(path: Path) -> pa.Table:
+def _csv(path: Path, dialect: Dialect) -> pa.Table:
     wrong = list[csv.InvalidRow]()
 
     def note(row: csv.InvalidRow) -> str:
@@ -58,30 +59,56 @@ def _csv(path: Path) -> pa.Table:
         return "skip"
 
     # Cells may have line breaks, which PyArrow otherwise takes for ends of rows where its blocks end.
-    parse = csv.ParseOptions(newlines_in_values=True, invalid_row_handler=note)
-    read = csv.ReadOptions(use_threads=False)
+    parse = csv.ParseOptions(delimiter=dialect.mark, newlines_in_values=True, invalid_row_handler=note)
+    read = csv.ReadOptions(use_threads=False, encoding=dialect.encoding or "utf8")
     with csv.open_csv(path, read, parse) as reader:
         names = reader.schema.names
     header = "".join(names)
-    if mark := next((mark for mark in SEPARATORS if header.count(mark) >= len(names)), ""):
+    if mark := next((mark for mark in MARKS if mark != dialect.mark and header.count(mark) >= len(names)), ""):
         raise UserError(
-            f"{path.name}: columns are separated by {SEPARATORS[mark]}; separate them by ',', and write numbers "
-            "with a point, such as 3.5"
+            f"{path.name}: columns are separated by {MARKS[mark]}; say --separator {OPTION[mark]} with {WITH}, "
+            'and where numbers are written as 3,5, --decimal ","'
         )
     text = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
     table = csv.read_csv(path, read, parse, text)
     if wrong:
         row, cells = wrong[0].number - 1, wrong[0].actual_columns
-        hint = "; write numbers with a point, such as 3.5, and text with a comma in quotes"
+        hint = (
+            "; write numbers with a point, such as 3.5, and text with a comma in quotes; if another character "
+            f"separates cells, say which with --separator of {WITH}"
+        )
         raise UserError(
             f"{path.name}: row {row} has {cells} cells, but there are {len(names)} columns"
             f"{hint if (cells or 0) > len(names) else ''}"
         )
-    return table.rename_columns([name.strip() for name in names])
+    table = table.rename_columns([name.strip() for name in names])
+    return _with_points(table, path.name) if dialect.decimal == "," else table
 
 
-SEPARATORS = {";": "';'", "\t": "tabs", "|": "'|'"}
-"""What other programs have in place of a comma, and its name."""
+def _with_points(table: pa.Table, file: str) -> pa.Table:
+    """With points in columns of numbers that have commas. Raises `UserError` for one with both, as in 1.234,5."""
+    columns = []
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        cells = _trimmed(column, EMPTY)
+        plain, pointed = (pc.match_substring_regex(cells, rule) for rule in (COMMA_NUMBER, POINT_NUMBER))
+        numbers = pc.all(pc.or_(plain, pointed)).as_py()  # null where nothing is in the column
+        if numbers and pc.any(pointed).as_py():
+            row = pointed.to_pylist().index(True) + 1
+            raise UserError(
+                f"{file}: row {row}, column {name!r} has a number with a point; with decimal ',' write 1234,5 for "
+                "1.234,5, and 3,5 for 3.5"
+            )
+        columns.append(pc.replace_substring(cells, ",", ".") if numbers else column)
+    return pa.table(columns, names=table.column_names)
+
+
+WITH = "`describe` and `join`"
+"""The commands that take a dialect; a configuration has it as `separator` and so on of the scenario."""
+MARKS = {";": "';'", "\t": "tabs", "|": "'|'", ",": "','"}
+"""What separates cells, as a sentence says it."""
+OPTION = {";": '";"', "\t": "tab", "|": '"|"', ",": '","'}
+COMMA_NUMBER = r"^[+-]?(\d+,?\d*|,\d+)([eE][+-]?\d+)?$"
+POINT_NUMBER = r"^[+-]?(\d{1,3}(\.\d{3})+(,\d*)?|\d*\.\d+([eE][+-]?\d+)?)$"
 COMMAS = re.compile(r"[+-]?[0-9][0-9.]*(,[0-9.]+)*")
 """A number that may have commas."""
 EMPTY = ("", "?", "NA", "N/A", "n/a", "#N/A", "NaN", "nan", "NULL", "null", "None")
@@ -109,7 +136,8 @@ def number_cells(table: pa.Table, name: str, file: str, may_be_empty: bool = Tru
     except pa.ArrowException:
         if _has_commas(column):
             raise Commas(
-                f"{file}: column {name!r} has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234"
+                f"{file}: column {name!r} has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234, or say "
+                f'--decimal "," with {WITH}'
             ) from None
         rule = "" if may_be_empty else "; every column but those of label and environment must have numbers"
         row = _first_text(column)

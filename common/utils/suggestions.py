@@ -2,7 +2,7 @@
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from decimal import Decimal, InvalidOperation
 from difflib import get_close_matches
 
@@ -27,6 +27,38 @@ def meant(name: object, known: Iterable[str]) -> str:
     names = {other.casefold(): other for other in sorted(known, reverse=True)}
     close = get_close_matches(str(name)[:LONGEST].casefold(), sorted(names), n=1)
     return f"; did you mean {names[close[0]]!r}?" if close else ""
+
+
+ALSO_CALLED = {
+    **dict.fromkeys(("lr", "step_size", "eta"), "learning_rate"),
+    **dict.fromkeys(("epochs", "local_epochs", "num_epochs", "n_epochs"), "local_steps"),
+    **dict.fromkeys(("bs", "batch", "batchsize", "minibatch"), "batch_size"),
+    **dict.fromkeys(("wd", "l2", "decay"), "weight_decay"),
+    **dict.fromkeys(("num_rounds", "n_rounds", "num_server_rounds", "communication_rounds"), "rounds"),
+    **dict.fromkeys(("fraction_fit", "fraction_train", "client_fraction", "frac"), "participation"),
+    **dict.fromkeys(("clients", "num_clients", "n_clients", "num_supernodes"), "scenario.clients"),
+    **dict.fromkeys(("lr_schedule", "lr_scheduler", "scheduler"), "schedule"),
+    **dict.fromkeys(("network", "arch", "architecture"), "model.name"),
+    **dict.fromkeys(("clip", "max_grad_norm"), "clip_norm"),
+    **dict.fromkeys(("dp", "secagg"), "privacy.mechanism"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    "early_stopping": "patience",
+}
+"""What others call a setting, Flower, PyTorch and papers' code among them: its name here."""
+LETTERS = {"alpha": "α", "beta": "β", "gamma": "γ", "eta": "η", "lambda": "λ", "lamda": "λ", "mu": "μ", "tau": "τ"}
+
+
+def setting_meant(key: str, known: Iterable[str], symbols: Mapping[str, str]) -> list[str]:
+    """The setting that is meant, such as `learning_rate` by `lr`, and what goes with it; nothing where none is.
+
+    Also by its name after the dot, and by a paper's symbol: `symbols` has the method's settings by theirs.
+    """
+    names, plain = sorted(known), key.casefold().replace("-", "_")
+    inside = [name for name in names if name.partition(".")[2] == plain]
+    found = symbols.get(LETTERS.get(plain, key)) or ALSO_CALLED.get(plain) or (inside[0] if inside else "")
+    if found in names:
+        return [found, "local_unit=epoch"] if "epochs" in plain else [found]
+    return get_close_matches(plain[:LONGEST], names, n=1)
 
 
 NO_TABLE = ("dict_type", "model_type", "model_attributes_type")

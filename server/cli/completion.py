@@ -62,6 +62,12 @@ def recipe_names(incomplete: str) -> list[str]:
     return [incomplete + name[len(incomplete) :] for name in begun]
 
 
+def things(incomplete: str) -> list[str]:
+    """What `perennial show` shows: kinds, and names that are enough alone."""
+    kinds = _begin(("method", "scenario", "model", "run"), incomplete)
+    return kinds + [name for names in (methods, scenarios, models) for name in names(incomplete)]
+
+
 def shown(ctx: typer.Context, incomplete: str) -> list[str]:
     """Names of what `perennial show THING` shows; a run is a folder, which the shell completes itself."""
     names = {"method": methods, "scenario": scenarios, "model": models}.get(str(ctx.params.get("thing")))

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, is_dataclass
+from functools import partial
 from inspect import Parameter, Signature, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 import typer
-from typer.core import TyperCommand
+from typer.core import TyperArgument, TyperCommand
+from typer.models import ArgumentInfo
 
 from perennial.common.plugins import plugin
 from perennial.common.utils.errors import UserError
@@ -24,7 +26,7 @@ from perennial.server.selection.split_rule import Select
 if TYPE_CHECKING:
     from perennial.server.deployment.submission import Connection
 
-app = typer.Typer(no_args_is_help=True)
+app = typer.Typer(no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]})
 
 LogFormat = Annotated[
     str,
@@ -47,13 +49,47 @@ PlugIns = Annotated[
 
 
 class Command(TyperCommand):
-    """A command that refuses empty texts."""
+    """A command that refuses empty texts, and the name of an option where a value belongs."""
 
-    def __init__(self, *arguments: Any, params: list[click.Parameter], **others: Any) -> None:
+    def __init__(
+        self, *arguments: Any, params: list[click.Parameter], helps: dict[str, str], **others: Any
+    ) -> None:
         for option in params:
+            if isinstance(option, TyperArgument):
+                option.help = helps.get(option.name or "")  # Typer 0.20's is lost in Click 8.5
             if option.callback is None and option.default != "" and option.nargs == 1 and not option.multiple:
                 option.callback = _not_empty
         super().__init__(*arguments, params=params, **others)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As Click does; where an option is none, but a setting is called so, the sentence says how it is set."""
+        names = {name for option in self.params for name in option.opts if name.startswith("--")}
+        with sentences():
+            try:
+                rest = super().parse_args(ctx, args)
+            except click.NoSuchOption as error:
+                if "--set" in names and (how := _as_setting(error)):
+                    raise UserError(f"{error.option_name} is no option; write {how}") from None
+                raise
+            for option in self.params:
+                if str(value := ctx.params.get(option.name or "")) in names:
+                    place = option.metavar or "value"
+                    raise UserError(f"{option.opts[0]} {value}: the {place} of {option.opts[0]} is missing")
+        return rest
+
+
+def _as_setting(error: click.NoSuchOption) -> str:
+    """How a setting is given that is written as an option; nothing where none is called so."""
+    from perennial.common.config import RunConfig
+    from perennial.common.methods.base import LocalTraining
+    from perennial.common.utils.suggestions import ALSO_CALLED, setting_meant
+
+    name = error.option_name.lstrip("-").replace("-", "_")
+    known = {*RunConfig.model_fields, *LocalTraining.model_fields, "scenario.clients", "model.name"}
+    if name not in {*known, *ALSO_CALLED} and error.possibilities:
+        return ""
+    first, *others = [name] if name in known else setting_meant(name, known, {}) or [""]
+    return " ".join([f"--set {first}=VALUE", *(f"--set {more}" for more in others)]) if first else ""
 
 
 def _not_empty(ctx: click.Context, option: click.Parameter, value: object) -> object:
@@ -104,7 +140,12 @@ def command(
         call.__signature__ = Signature(own)  # type: ignore[attr-defined] # which Typer reads
         call.__annotations__ = {parameter.name: parameter.annotation for parameter in own}
         call.__doc__ = function.__doc__
-        app.command(name, cls=Command, **settings)(call)
+        helps = {
+            parameter.name: parameter.default.help
+            for parameter in own
+            if isinstance(parameter.default, ArgumentInfo) and parameter.default.help
+        }
+        app.command(name, cls=partial(Command, helps=helps), **settings)(call)  # type: ignore[arg-type]
         return function
 
     return register
@@ -128,18 +169,32 @@ def whole(
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print data as JSON.")]
+LINK = "Deployment: where the SuperLink is"
+"""Panel of the help."""
 Ca = Annotated[
     Path | None,
     typer.Option(
-        "--ca", metavar="FILE", envvar="PERENNIAL_CA", help="Certificate of the SuperLink's CA, for TLS."
+        "--ca",
+        metavar="FILE",
+        envvar="PERENNIAL_CA",
+        help="Certificate of the SuperLink's CA, for TLS.",
+        rich_help_panel=LINK,
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine.")
+    bool,
+    typer.Option(
+        "--insecure", envvar="PERENNIAL_INSECURE", help="Plaintext to another machine.", rich_help_panel=LINK
+    ),
 ]
 Metrics = Annotated[
     str,
-    typer.Option(metavar="HOST:PORT", envvar="PERENNIAL_METRICS", help="Where to answer Prometheus at /metrics."),
+    typer.Option(
+        metavar="HOST:PORT",
+        envvar="PERENNIAL_METRICS",
+        help="For Prometheus: where it may ask for numbers of this process, at /metrics.",
+        rich_help_panel="Monitoring with Prometheus",
+    ),
 ]
 LabelColumn = Annotated[
     str,
@@ -189,6 +244,7 @@ class LinkOptions:
         metavar="HOST:PORT",
         envvar="PERENNIAL_SUPERLINK",
         help="Control API of the deployment runtime's SuperLink, or its name in Flower's config.toml.",
+        rich_help_panel=LINK,
     )
     ca: Ca = None
     insecure: Insecure = False

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import typer
 
@@ -30,11 +30,15 @@ Tracker = Literal["tensorboard", "mlflow", "wandb"]
 
 @dataclass
 class RunOptions:
-    """What determines a run; `vars` of it are arguments of `configured`."""
+    """What determines a run."""
 
-    method: str | None = typer.Option(
-        None, help=r"Method, see `perennial list methods`.  \[default: fedsdr]", autocompletion=methods
+    name: str | None = typer.Argument(
+        None,
+        metavar="[METHOD]",
+        help=r"Method, see `perennial list methods`.  \[default: fedsdr]",
+        autocompletion=methods,
     )
+    method: str | None = typer.Option(None, help="The same.", autocompletion=methods)
     scenario: str | None = typer.Option(
         None,
         help=r"Scenario, see `perennial list scenarios`.  \[default: colored-digits]",
@@ -54,6 +58,14 @@ class RunOptions:
     data_root: DataRoot = None
     device: Device = None
 
+    def arguments(self) -> dict[str, Any]:
+        """Those of `configured`. Raises `UserError` for two methods."""
+        if self.name and self.method:
+            raise UserError(f"METHOD: {self.name} is given, and --method {self.method}; give one of them")
+        values = {**vars(self), "method": self.name or self.method}
+        del values["name"]
+        return values
+
 
 @dataclass
 class MetricsOptions:
@@ -61,7 +73,10 @@ class MetricsOptions:
 
     metrics: Metrics = ""
     metrics_clients: bool = typer.Option(
-        False, "--metrics-clients", help="Name clients in the metrics; else they are only counted."
+        False,
+        "--metrics-clients",
+        help="Name clients in these numbers; else they are only counted.",
+        rich_help_panel="Monitoring with Prometheus",
     )
 
     def expose(self, folder: Path, working: Working) -> None:
@@ -104,10 +119,11 @@ def run(
 ) -> None:
     """Run a method on a scenario; ends in a table of accuracies.
 
-    Without --method, --scenario, --config and --recipe, it is FedSDR with the settings of `--recipe demo/fedsdr`,
+    Without METHOD, --scenario, --config and --recipe, it is FedSDR with the settings of `--recipe demo/fedsdr`,
     and FedAvg is trained as well, to stand below the table.
     """
-    complete = configured(**vars(wanted), say=remark)
+    given = wanted.arguments()
+    complete = configured(**given, say=remark)
     # Later than a wrong setting is told.
     from perennial.server.cli.reference_lines import fedavg_beside, reference_config
     from perennial.server.cli.tables import print_run
@@ -124,7 +140,7 @@ def run(
             begin(config, path, connection(config, path, **vars(link)), watch, track)
 
     carry_out(complete, path, track)
-    first = not any((wanted.recipe, wanted.method, wanted.scenario, wanted.config))
+    first = not any(given[choice] for choice in ("recipe", "method", "scenario", "config"))
     alone = first and complete.runtime == "local" and not folder and not as_json
     if alone and not fedavg_beside(path, complete):
         reference = reference_config(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.table import Table
@@ -12,7 +12,8 @@ from rich.text import Text
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.samples import shape_in_words, vocabulary_of
-from perennial.server.cli.completion import scenarios, shown
+from perennial.common.utils.suggestions import meant, unknown
+from perennial.server.cli.completion import methods, models, scenarios, shown, things
 from perennial.server.cli.console import out, print_lines
 from perennial.server.cli.options import SETTINGS, Json, command
 from perennial.server.results.formatting import percent
@@ -24,19 +25,22 @@ if TYPE_CHECKING:
     from perennial.common.methods.base import Method
 
 
-Kind = Literal["methods", "scenarios", "datasets", "models", "reproductions", "recipes"]
-Thing = Literal["method", "scenario", "model", "run"]
+KINDS = ("methods", "scenarios", "datasets", "models", "reproductions", "recipes")
+THINGS = ("method", "scenario", "model", "run")
 
 
 @command("list", plugins=True)
 def list_things(
-    kind: Kind = typer.Argument(..., help="What to list."),
+    kind: str = typer.Argument(
+        ..., metavar="KIND", help=f"What to list: {', '.join(KINDS)}.", autocompletion=lambda: [*KINDS]
+    ),
     task: TaskName | None = typer.Option(None, help="Of methods, those that have this task."),
     as_json: Json = False,
 ) -> None:
     """List what there is, one line each."""
     from perennial.common.plugins import GROUPS, about
 
+    kind = _one_of("kind", KINDS, kind)
     if task and kind != "methods":
         raise UserError("--task goes with perennial list methods")
     plugins = next((about(group) for group in GROUPS if group == kind), {})
@@ -53,8 +57,12 @@ def list_things(
 
 @command("show", plugins=True)
 def show(
-    thing: Thing = typer.Argument(..., help="What to show."),
-    name: str = typer.Argument(..., help="Its name, or the run folder.", autocompletion=shown),
+    thing: str = typer.Argument(
+        ..., metavar="[THING]", help=f"What to show: {', '.join(THINGS)}.", autocompletion=things
+    ),
+    name: str | None = typer.Argument(
+        None, metavar="NAME", help="Its name, or the run folder; enough alone.", autocompletion=shown
+    ),
     oracle: bool = typer.Option(
         False, "--oracle", help="For a run: also the round that is best on test data, labelled so."
     ),
@@ -67,6 +75,9 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show a method's hyper-parameters, a scenario, a model and its parts, or a run."""
+    if name is None:
+        thing, name = _thing_called(thing), thing
+    thing = _one_of("thing", THINGS, thing)
     if thing == "model":
         _show_model(name, scenario, settings, as_json)
     elif scenario or settings:
@@ -85,7 +96,33 @@ def show(
         _show_scenario(scenario_preset(name), as_json)
 
 
-def _lines(kind: Kind, task: TaskName | None = None) -> dict[str, str]:
+def _one_of(what: str, known: tuple[str, ...], word: str) -> str:
+    """One of the words, which may be typed in the singular or the plural. Raises `UserError`."""
+    for other in (word, f"{word}s", word.removesuffix("s")):
+        if other in known:
+            return other
+    raise UserError(f"{what.upper()}: {unknown(what, word, known)}")
+
+
+def _thing_called(name: str) -> str:
+    """What there is of this name: a method, a scenario, a model or the folder of a run. Raises `UserError`."""
+    found = {**dict.fromkeys(models(""), "model"), **dict.fromkeys(scenarios(""), "scenario")}
+    found |= dict.fromkeys(methods(""), "method")
+    if name in found:
+        return found[name]
+    if Path(name).is_dir():
+        return "run"
+    if ":" in name:  # torchvision:resnet50, or a module of one's own
+        return "model"
+    if name.removesuffix("s") in THINGS:
+        raise UserError(f"NAME: which {name.removesuffix('s')}? Its name is missing, as in `perennial show ditto`")
+    raise UserError(
+        f"there is no method, scenario, model or run folder {name!r:.100}{meant(name, found)} "
+        "(`perennial list methods`, `list scenarios` and `list models` have the names)"
+    )
+
+
+def _lines(kind: str, task: TaskName | None = None) -> dict[str, str]:
     """What there is of a kind, of methods those that have a task, and a line for each. Raises `UserError` for a
     damaged file of a reproduction."""
     match kind:
@@ -112,7 +149,7 @@ def _lines(kind: Kind, task: TaskName | None = None) -> dict[str, str]:
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
             return {**tables, regret.NAME: regret.TITLE}
-        case "recipes":
+        case _:
             from perennial.server.papers.recipes import recipes
 
             return recipes()

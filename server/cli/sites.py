@@ -12,6 +12,7 @@ from rich.table import Table
 
 from perennial.client.node.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
+from perennial.common.data.dialect import Dialect
 from perennial.common.data.site_files import LABEL
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError, printable
@@ -198,9 +199,23 @@ class SurveyOptions:
         return {"per_site": self.scope == "site", "balance": balance, "quantiles": self.quantiles}
 
 
+@dataclass
+class TableOptions:
+    """How .csv files are written."""
+
+    separator: str = typer.Option("", metavar="CHARACTER", help='Of cells: ";", "|" or tab.  \\[default: a comma]')
+    decimal: str = typer.Option("", metavar="CHARACTER", help='In numbers: "," as in 3,5.  \\[default: a point]')
+    encoding: str = typer.Option("", metavar="NAME", help=r"Of letters, such as latin-1.  \[default: UTF-8]")
+
+    def dialect(self) -> Dialect:
+        """All of them. Raises `UserError`."""
+        return Dialect.of(self)
+
+
 @command("describe")
 def describe_data(
     options: SurveyOptions,
+    tables: TableOptions,
     path: Path = typer.Argument(
         ..., help="Folder of pictures, .csv, .parquet or .npz file; or folder of the sites' tables."
     ),
@@ -222,10 +237,13 @@ def describe_data(
     """
     from perennial.server.survey.describe import describe, describe_texts
 
+    dialect = tables.dialect()
     if text_column:
-        found = describe_texts(path, text_column, options.question(), sites, length=length, tokenizer=tokenizer)
+        found = describe_texts(
+            path, text_column, options.question(), sites, length=length, tokenizer=tokenizer, dialect=dialect
+        )
     else:
-        found = describe(path, sites, options.question(), **options.preparation())
+        found = describe(path, sites, options.question(), **options.preparation(), dialect=dialect)
     _announce(found, options.file, options.as_json)
 
 
@@ -340,14 +358,14 @@ class JoinOptions:
 
 
 @command("join")
-def join_runs(options: JoinOptions) -> None:
+def join_runs(options: JoinOptions, tables: TableOptions) -> None:
     """Take part in a SuperLink's runs, until Ctrl-C or SIGTERM.
 
     Columns are those that the server announces, unless named here.
     """
     from perennial.client.node.join import become, prepare
 
-    plan = prepare(**vars(options))
+    plan = prepare(**vars(options), dialect=tables.dialect())
     _warn_of_readers("--key", options.key)
     become(plan)
 

@@ -12,6 +12,7 @@ from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_bytes, write_text
 from perennial.common.utils.suggestions import unknown
 from perennial.server.cli.completion import method_list, tables
+from perennial.server.cli.completion import methods as one_of_methods
 from perennial.server.cli.console import err, out, print_outcome, remark, watching_runs
 from perennial.server.cli.options import (
     DataRoot,
@@ -110,10 +111,14 @@ def _print_search(found: "Search", as_json: bool, data: object, lines: Iterable[
 @command("compare", plugins=True)
 def compare_methods(
     study: StudyOptions,
+    named: list[str] = typer.Argument(
+        None,
+        metavar="[METHOD]...",
+        help="Methods, such as `fedsdr ditto`; FedAvg, Local and a constant are always in.",
+        autocompletion=one_of_methods,
+    ),
     methods: str = typer.Option(
-        ...,
-        help="Methods, with commas between them; FedAvg, Local and a constant are always in.",
-        autocompletion=method_list,
+        "", help="The same, with commas between them.", show_default=False, autocompletion=method_list
     ),
     seeds: int = typer.Option(3, min=1, max=MOST, help="How many: 0, 1, …"),
     trials: int = typer.Option(
@@ -140,7 +145,12 @@ def compare_methods(
     from perennial.server.run.output_files import must_be_ours
     from perennial.server.study.compare import comparison_lines, comparison_tables, trouble_lines
 
-    names = [name.strip() for name in methods.split(",")]
+    given = [*(named or ()), *([methods] if methods else ())]
+    names = [name.strip() for part in given for name in part.split(",")]
+    if not names:
+        raise UserError(
+            "METHOD: name one or more, as in `perennial compare fedsdr ditto --scenario colored-digits`"
+        )
     if adapt and not each_site:
         raise UserError(f"--adapt {adapt} is for --leave-one-site-out; a run has adapt beside test_sites")
     if page:
@@ -259,7 +269,7 @@ def reproduce_table(
     if config:
         raise UserError(
             f"--config {config} is not possible; a paper's table belongs to the paper's own scenario, and "
-            f"`perennial compare --methods … --config {config}` is for data of your own"
+            f"`perennial compare METHOD --config {config}` is for data of your own"
         )
     if check and not page:
         raise UserError("--check is for --overview FILE: it compares that page with what is kept")

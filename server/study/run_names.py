@@ -36,7 +36,8 @@ OF_OTHER_TARGETS = {
 """Settings of own data that say something where the targets are no classes."""
 LATER_PARTS: tuple[tuple[str, str, object], ...] = (
     *(("scenario", "vocabulary", 0), ("scenario", "padded", False), ("scenario", "group", {})),
-    *(("scenario", name, "") for name in ("text_column", "tokenizer", "tokenizer_digest")),
+    *(("scenario", name, "") for name in ("text_column", "tokenizer", "tokenizer_digest", "separator")),
+    *(("scenario", name, "") for name in ("decimal", "encoding")),
     *(("model", "lora", None), ("method", "personal", "classifier")),
 )
 """Settings of parts of a configuration that older runs had without saying so, and what they had."""

@@ -21,6 +21,7 @@ from perennial.client.app import OneHandlerApp
 from perennial.client.node.settings import Consent
 from perennial.client.node.survey import Respondent
 from perennial.common.data.columns import LEAST
+from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
 from perennial.common.data.site_files import TABLES, Found, for_survey, read, shown
 from perennial.common.data.texts import BUCKETS, tokenizer_facts
@@ -70,12 +71,14 @@ def describe(
     per_site: bool = False,
     balance: bool = False,
     quantiles: bool = False,
+    dialect: Dialect = PLAIN,
 ) -> Surveyed:
     """The scenario whose shapes, names and preparation are those of these data, and what should be looked at.
 
     `path` is a folder with a table of each site, of which those of `sites` count, or all. Or it is data such as
     each site has, and `sites` are their names. With `balance`, rare classes count more, until all count the same;
-    with `quantiles`, the facts have those of columns of numbers. Raises `UserError`.
+    with `quantiles`, the facts have those of columns of numbers; `dialect` is that of `.csv` files. Raises
+    `UserError`.
     """
     asked = asked or question()
     if not path.exists():  # readers name no folders, because a site's sentences leave it
@@ -83,8 +86,10 @@ def describe(
     files, others = _files(path)
     if files[0].suffix.lower() not in TABLES:
         stated = asked.model_dump(exclude_defaults=True)
-        if option := next((option for name, option in OF_TABLES.items() if name in stated), ""):
-            raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
+        option = next((option for name, option in OF_TABLES.items() if name in stated), "")
+        if option := option or next((f"--{name}" for name in dialect.said()), ""):
+            what = f"{path} has none ({', '.join(TABLES)})" if path.is_dir() else f"{path.name} is none"
+            raise UserError(f"{option} is for tables, and {what}; leave it out")
         if asked.target != "classes":
             raise UserError(f"--task {asked.target} is for tables, and {files[0].name} is none; see from_arrays")
         found = read(files[0], asked.label_column, asked.environment_column)
@@ -103,7 +108,7 @@ def describe(
             f"{path} has a table of {strange[0].stem!r}, which is no name of a site; rename {strange[0].name}: "
             f"take {SITE_TEXT}"
         )
-    loads = [partial(_load, file) for file in files]
+    loads = [partial(_load, file, dialect) for file in files]
     least = min(LEAST, asked.least)  # as at sites, unless fewer rows are asked for, which are here
     respondents = [Respondent(name, load, Consent.full, least) for name, load in zip(names, loads, strict=True)]
 
@@ -118,7 +123,8 @@ def describe(
     told = survey(
         grid, asked, named=sites, per_site=per_site, balance=balance, quantiles=quantiles, spellings=spellings
     )
-    return replace(told, left_out={**told.left_out, **dict.fromkeys(others, NO_TABLE)})
+    scenario = told.scenario.model_copy(update=dialect.said())
+    return replace(told, scenario=scenario, left_out={**told.left_out, **dict.fromkeys(others, NO_TABLE)})
 
 
 def describe_texts(
@@ -129,6 +135,7 @@ def describe_texts(
     *,
     length: int,
     tokenizer: Path | None = None,
+    dialect: Dialect = PLAIN,
 ) -> Surveyed:
     """The scenario of tables with a column of texts, of which all else is ignored but label and environment.
 
@@ -140,7 +147,7 @@ def describe_texts(
     files = _of(_files(path)[0], sites) if path.is_dir() else [path]
     if files[0].suffix.lower() not in TABLES:
         raise UserError(f"--text-column is for tables, and {files[0].name} is none; leave it out")
-    tables = [read(file, asked.label_column, asked.environment_column) for file in files]
+    tables = [read(file, asked.label_column, asked.environment_column, dialect) for file in files]
     for table in tables:
         table.texts(column)
     settings: dict[str, Any] = {
@@ -156,13 +163,13 @@ def describe_texts(
         settings["environment_column"] = asked.environment_column
         settings["environments"] = union([table.environments or () for table in tables])
     facts = [f"{file.stem}: {len(table)} texts" for file, table in zip(files, tables, strict=True)]
-    return Surveyed(announced(settings), facts)
+    return Surveyed(announced({**settings, **dialect.said()}), facts)
 
 
-def _load(file: Path, asked: Question) -> Found:
+def _load(file: Path, dialect: Dialect, asked: Question) -> Found:
     if asked.targets:
-        return for_survey(file, asked.targets, "", asked.environment_column)
-    return read(file, asked.label_column, asked.environment_column)
+        return for_survey(file, asked.targets, "", asked.environment_column, dialect)
+    return read(file, asked.label_column, asked.environment_column, dialect)
 
 
 def _of(tables: Sequence[Path], sites: Collection[str]) -> list[Path]:

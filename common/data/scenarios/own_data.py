@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, ValidationInfo, field_validator, model_
 
 from perennial.common.data.columns import AnyColumn, Column, NumberColumn, width
 from perennial.common.data.datasets import resolve_root
+from perennial.common.data.dialect import Dialect
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.site_files import LABEL, Found, place_of, read, target_columns
@@ -273,6 +274,9 @@ class OwnData(Sites):
     text_column: str = knob("", "a table's column of texts, which are all of a sample; empty: there is none")
     tokenizer: str = knob("", "Hugging Face's tokenizer file, by which texts become ids; empty: words are hashed")
     tokenizer_digest: str = knob("", "SHA-256 of that file, noted by describe", pattern="^([0-9a-f]{64})?$")
+    separator: str = knob("", "what separates cells of .csv files in a data root: ;, |, tab; empty: a comma")
+    decimal: str = knob("", "the mark in their numbers; empty: a point")
+    encoding: str = knob("", "of their letters, such as latin-1; empty: UTF-8")
 
     @field_validator("columns")
     @classmethod
@@ -311,6 +315,14 @@ class OwnData(Sites):
                 if not isinstance(of_all, NumberColumn) or of_all.missing != column.missing:
                     raise ValueError(f"column {name!r} must be one of numbers in columns, and missing as there")
         return own
+
+    @model_validator(mode="after")
+    def _check_dialect(self) -> Self:
+        try:
+            Dialect.of(self)
+        except UserError as error:
+            raise ValueError(str(error)) from None
+        return self
 
     @field_validator("mean", "scale")
     @classmethod
@@ -353,7 +365,8 @@ class OwnData(Sites):
                 "own-data is for sites that join with their own data (perennial join); to rehearse it in one "
                 f"process, give a data root with a file or folder for each site, such as {site}.csv"
             )
-        return self.divided(site, seed, read(place_of(root, site), self.targets_in(""), self.environment_column))
+        place, dialect = place_of(root, site), Dialect.of(self)
+        return self.divided(site, seed, read(place, self.targets_in(""), self.environment_column, dialect))
 
     def divided(self, site: str, seed: int, found: Found) -> ClientData:
         """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""

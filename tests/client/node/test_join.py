@@ -88,8 +88,11 @@ def test_a_site_is_called_as_it_says_or_as_its_key_or_as_its_data(
     [
         ({}, "say what this site has: --data PATH, or --partition N of a run's scenario, one of the two"),
         ({"data": "north.csv", "partition": 0}, "say what this site has"),
-        ({"partition": 0, "name": "a"}, "--name, --label-column, --environment-column and --survey go with"),
-        ({"partition": 0, "survey": Consent.full}, "--name, --label-column, --environment-column and --survey go"),
+        ({"partition": 0, "name": "a"}, "--name, --label-column, --environment-column, --survey, --separator"),
+        (
+            {"partition": 0, "survey": Consent.full},
+            "--name, --label-column, --environment-column, --survey, --sep",
+        ),
         (
             {"partition": 0, "superlink": "somewhere"},
             "--superlink 'somewhere' is no address; write HOST:PORT, e.g. .*:9092",

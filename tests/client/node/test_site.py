@@ -108,6 +108,10 @@ def test_columns_of_its_own_are_stronger_than_those_announced(settings: dict[str
     assert "no column 'ill'" in str(told(node.answer(message(run), settings))[REFUSED])
     own = {**settings, "label-column": "sick", "environment-column": "ward"}
     assert told(node.answer(message(run), own))[CLIENT] == "south"
+    (tmp_path / "south.csv").write_bytes("age;bmi;sick;ward\n1,5;2;0;x\n3;4;1;y\n5;6;1;y\n".encode("latin-1"))
+    assert "--separator" in str(told(node.answer(message(run), own))[REFUSED])
+    own |= {"separator": ";", "decimal": ",", "encoding": "latin-1"}
+    assert told(node.answer(message(run), own))[CLIENT] == "south"
 
 
 Change = Callable[[Path, dict[str, str]], dict[str, str]]

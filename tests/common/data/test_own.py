@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from perennial.common.config import load_config, parse_task
 from perennial.common.data.columns import CategoryColumn, NumberColumn
+from perennial.common.data.dialect import Dialect
 from perennial.common.data.examples import ClientData, join
 from perennial.common.data.raw_data import opened, resized
 from perennial.common.data.scenarios.own_data import OwnData
@@ -146,16 +147,16 @@ def test_where_a_sites_data_are_in_a_folder_of_several(tmp_path: Path) -> None:
         ),
         (
             "age;label\n1,5;a\n",
-            "s.csv: columns are separated by ';'; separate them by ',', and write numbers with",
+            "s.csv: columns are separated by ';'; say --separator \";\" with `describe` and `join`, and wh",
         ),
-        ("age\tlabel\n1\ta\n", "s.csv: columns are separated by tabs; separate them by ','"),
+        ("age\tlabel\n1\ta\n", "s.csv: columns are separated by tabs; say --separator tab with"),
         (
             "age,label\n1,5,a\n",
             "s.csv: row 1 has 3 cells, but there are 2 columns; write numbers with a point",
         ),
         ('age,label\n"7,5",a\n8,b\n', "s.csv: column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234"),
         ('age,label\n"7,5",a\nsecret,b\n', "s.csv: row 1, column 'age' is no number; write 3.5 for 3,5, and"),
-        ("age;size, m;label\n1;2;a\n", "s.csv: columns are separated by ';'; separate them by ','"),
+        ("age;size, m;label\n1;2;a\n", "s.csv: columns are separated by ';'; say --separator"),
         ("age,label\n1,a\nsecret,b\n", "s.csv: row 2, column 'age' is no number; every column but those of"),
         ("age,label\n1,a\n,b\n", "s.csv: row 2, column 'age' is empty"),
         ("age,label\n1,a\nNA,b\n", "s.csv: row 2, column 'age' is empty"),
@@ -237,9 +238,83 @@ def test_files_that_are_something_else(tmp_path: Path) -> None:
     for text in (b"age,label\xff\n1,a\n", b"age,label\n1,\xff\n", "age,label\n1,a\n".encode("utf-16")):
         (tmp_path / "b.csv").write_bytes(text)
         with pytest.raises(
-            UserError, match=r"^b\.csv is not UTF-8; save it as UTF-8, such as with Excel's 'CSV UTF-8'$"
+            UserError, match=r"^b\.csv is not UTF-8; say which it is, such as --encoding latin-1 with "
         ):
             read(tmp_path / "b.csv")
+
+
+WRITTEN = {
+    "semicolons": ("größe;station;label\n7,5;Köln;a\n-,25;Bonn;b\n1e3;;a\n", Dialect(";", ",")),
+    "latin-1": ("größe;station;label\n7,5;Köln;a\n-,25;Bonn;b\n1e3;;a\n", Dialect(";", ",", "latin-1")),
+    "utf-16": ("größe\tstation\tlabel\n7.5\tKöln\ta\n-.25\tBonn\tb\n1e3\t\ta\n", Dialect("tab", "", "utf-16")),
+    "tabs": ("größe\tstation\tlabel\n7,5\tKöln\ta\n-,25\tBonn\tb\n1e3\t\ta\n", Dialect("\t", ",")),
+    "commas in quotes": ('größe,station,label\n"7,5",Köln,a\n"-,25",Bonn,b\n1e3,,a\n', Dialect("", ",")),
+}
+
+
+@pytest.mark.parametrize("written", WRITTEN)
+def test_a_table_in_another_dialect_is_the_same_table(written: str, tmp_path: Path) -> None:
+    text, dialect = WRITTEN[written]
+    (tmp_path / "s.csv").write_bytes(text.encode(dialect.encoding or "utf-8"))
+    found = read(tmp_path / "s.csv", dialect=dialect)
+    assert (list(found.labels), found.columns) == (["a", "b", "a"], ("größe", "station"))
+    assert number_cells(found.x, "größe", "s.csv").tolist() == [7.5, -0.25, 1000.0]
+    assert text_cells(found.x, "station", "s.csv") == ["Köln", "Bonn", ""]
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect", "sentence"),
+    [
+        (
+            "x;label\n3,5;a\n1.234,5;b\n",
+            Dialect(";", ","),
+            "s.csv: row 2, column 'x' has a number with a point; with",
+        ),
+        ("x;label\n1.234;a\n", Dialect(";", ","), "s.csv: row 1, column 'x' has a number with a point"),
+        ("x,label\n3.5,a\n", Dialect(";"), "s.csv: columns are separated by ','; say --separator \",\""),
+        (
+            "x;label\n3,5;a\n",
+            Dialect(";"),
+            "s.csv: column 'x' has numbers with a comma; write 3.5 for 3,5, and 1234 for",
+        ),
+        ("x,label\n3,a\n", Dialect("", "", "utf-16"), "s.csv is not UTF-16; say which it is, such as --encoding"),
+    ],
+)
+def test_what_is_in_another_dialect_than_said(text: str, dialect: Dialect, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as error:
+        tensor(read(write(tmp_path / "s.csv", text), dialect=dialect), "x")
+    assert str(error.value).startswith(sentence)
+
+
+def test_dates_and_names_keep_their_points_and_commas(tmp_path: Path) -> None:
+    found = read(
+        write(tmp_path / "s.csv", "day;unit;label\n01.02.2020;1,5 mg;a\n02.02.2020;2;b\n"),
+        dialect=Dialect(";", ","),
+    )
+    assert text_cells(found.x, "day", "s.csv") == ["01.02.2020", "02.02.2020"]
+    assert text_cells(found.x, "unit", "s.csv") == ["1,5 mg", "2"]
+
+
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (("::",), "separator: '::' is not possible; say ';', '|', tab or ','"),
+        ((";", "'"), "decimal: \"'\" is not possible; say ',' or '.'"),
+        ((";", ",", "nope"), "encoding: 'nope' is none that Python knows; say latin-1, cp1252 or another"),
+        ((";", ",", "hex"), "encoding: 'hex' is none that Python knows; say latin-1, cp1252 or another"),
+    ],
+)
+def test_a_dialect_that_is_not_possible(said: tuple[str, ...], sentence: str) -> None:
+    with pytest.raises(UserError) as error:
+        Dialect(*said)
+    assert str(error.value) == sentence
+    names = dict(zip(("separator", "decimal", "encoding"), said, strict=False))
+    with pytest.raises(UserError) as error:
+        load_config(
+            options={"method": "fedavg", "scenario": "own-data"},
+            settings=[f'scenario.{key}="{own}"' for key, own in names.items()],
+        )
+    assert sentence in str(error.value)
 
 
 @pytest.mark.parametrize("sign", EMPTY)

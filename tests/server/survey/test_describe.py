@@ -96,6 +96,28 @@ def test_a_folder_of_arrays_and_options_of_tables_are_one_sentence_each(tmp_path
         describe(tmp_path)
     told = call("describe", tmp_path / "a.npz", "--drop", "x1")
     assert (told.exit_code, "--drop is for tables, and a.npz is none; leave it out" in told.stderr) == (2, True)
+    (tmp_path / "heart" / "ill").mkdir(parents=True)
+    told = call("describe", tmp_path / "heart", "--impute", "median")
+    assert f"--impute is for tables, and {tmp_path / 'heart'} has none (.csv, .parquet)" in told.stderr
+    assert "--encoding is for tables" in call("describe", tmp_path / "heart", "--encoding", "latin-1").stderr
+
+
+def test_tables_of_another_dialect_are_announced_with_it_and_run(tmp_path: Path) -> None:
+    plain = "size,ward,label\n" + "1.5,Köln,ill\n2.25,Bonn,well\n" * 10
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_text(plain)
+    as_usual = describe(tmp_path).scenario
+    other = plain.replace(",", ";").replace(".", ",").encode("latin-1")
+    for name in ("north", "south"):
+        (tmp_path / f"{name}.csv").write_bytes(other)
+    options = ("--separator", ";", "--decimal", ",", "--encoding", "latin-1")
+    told = call("describe", tmp_path, *options, "--out", tmp_path / "own.toml")
+    assert told.exit_code == 0, told.output
+    run = load_config(tmp_path / "own.toml", {"method": "fedavg", "data_root": str(tmp_path)})
+    said = {"separator": ";", "decimal": ",", "encoding": "latin-1"}
+    assert run.scenario == as_usual.model_copy(update=said)
+    assert len(run.scenario.client_data(0, 0, tmp_path).train.y) > 5
+    assert "--separator" in call("describe", tmp_path, "--encoding", "latin-1").stderr
 
 
 def pictures(folder: Path, size: tuple[int, int], mode: str = "RGB") -> Path:

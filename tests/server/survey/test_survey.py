@@ -377,7 +377,7 @@ def others_go_on(found: Surveyed, site: str, reason: str) -> None:
         ),
         (
             "age,pressure,pain,thal,label\n" + '"77,25",2,none,fixed,ill\n' * 20,
-            "column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234; or say --category age",
+            "column 'age' has numbers with a comma; write 3.5 for 3,5, and 1234 for 1,234, or say",
         ),
         (
             "age,pressure,pain,thal,label\n" + "2020-01-02,2,none,fixed,ill\n" * 20,
