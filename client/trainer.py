@@ -125,6 +125,16 @@ class Site:
     augmentation: Augmentation | None = None
     """What changes the samples of mini-batches."""
 
+    @cached_property
+    def forms(self) -> tuple[str, str, str]:
+        """What clients of one stack have alike: the shapes of what they train on, of all data that they evaluate,
+        and how many samples there are of each environment."""
+        data = self.data
+        every = [("", data.train), ("", data.validation), *data.test.items()]
+        shapes = [(name, tuple(part.x.shape), part.x.dtype) for name, part in every]
+        found, counts = torch.unique(data.train.environment, return_counts=True)
+        return repr(shapes[0]), repr(shapes), repr((found.tolist(), counts.tolist()))
+
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
         return self.network.drawing(self.seed, self.client, round_, action)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.flower.arrays import HEADER_BYTES, TensorArray
+from perennial.common.stacks import StackReply
 from perennial.common.utils.errors import printable
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import LONGEST_NAME, NUM_EXAMPLES, from_record, record_bytes
@@ -128,6 +129,32 @@ def check_metrics(
         if count > most_examples:
             raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and most_examples={most_examples} is the limit")
     return metrics
+
+
+def within(reply: StackReply, limits: Limits) -> list[bool]:
+    """Of each client of a stack whether all its numbers are finite and within bounds, as `accept` and
+    `check_metrics` look at one reply's."""
+    largest, most = limits.run.largest, limits.run.most_examples
+    extremes = [
+        torch.stack(tensor.reshape(len(reply), -1).aminmax(dim=1))
+        for tensors in reply.arrays.values()
+        for tensor in tensors.values()
+        if tensor.numel()
+    ]
+    fine = [True] * len(reply)
+    if extremes:
+        low, high = (torch.stack([pair[which].double() for pair in extremes]) for which in (0, 1))
+        fine = ((low >= -largest) & (high <= largest)).all(dim=0).tolist()
+    for name, values in reply.metrics.items():
+        for place, value in enumerate(values):
+            if isinstance(value, list):
+                fine[place] &= all(abs(number) <= FLOAT32_MAX for number in value)
+            elif name == NUM_EXAMPLES:
+                enrolled = limits.enrolled(reply.nodes[place])
+                fine[place] &= 1 <= value <= (most if enrolled is None else min(most, enrolled))
+            else:
+                fine[place] &= abs(value) <= FLOAT32_MAX
+    return fine
 
 
 def _array_bytes(array: Array) -> int:

@@ -23,6 +23,7 @@ from perennial.client.trainer import Client, Site
 from perennial.common.config import RunConfig, Task
 from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
+from perennial.common.stacks import StackReply
 from perennial.common.utils import seeding
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors, flattened
@@ -290,7 +291,7 @@ def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypat
 
     def seen(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> Any:
         found = answers(half, works, train)
-        done[works[0].action] += len(found)
+        done[works[0].action] += len(works)
         return found
 
     monkeypatch.setattr(seeding, "derive", counted)
@@ -333,10 +334,10 @@ def test_who_fails_in_a_stack_is_named_alone(method: str, tmp_path: Path, monkey
 
     together = Host._together
 
-    def seen(self: Host, stack: Any) -> dict[int, Message]:
-        replies = together(self, stack)
-        tried.append((stack[0][1].action, len(replies)))
-        return replies
+    def seen(self: Host, works: Any, nodes: Any) -> StackReply | None:
+        reply = together(self, works, nodes)
+        tried.append((works[0].action, len(reply or ())))
+        return reply
 
     monkeypatch.setattr(Host, "_load", spoiled)
     monkeypatch.setattr(Host, "_together", seen)
