@@ -8,7 +8,7 @@ little more than one client's. The numbers are those of one client after the oth
 from collections import OrderedDict
 from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -16,10 +16,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
+from perennial.client.captured import Given, Graphs, possible
 from perennial.client.request import Request
 from perennial.client.shelf import Row, form_of
 from perennial.client.state import Kept, Version
-from perennial.client.trainer import PIECE, Client, Received, Reply, Site
+from perennial.client.trainer import PIECE, Client, Orders, Received, Reply, Site
 from perennial.common.config import Engine, Task
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import STEPS
@@ -83,7 +84,7 @@ def asked_form(request: Request, action: str, received: Received) -> str:
     """What must be equal of what the clients of a stack are asked."""
     arrays = [(name, form_of(tensors)) for name, tensors in received.arrays.items()]
     scalars = sorted(received.settings.items())
-    return repr((action, request.task, request.run, request.round, scalars, arrays, len(received.references)))
+    return repr((action, request.task, scalars, arrays, len(received.references)))
 
 
 def stackable(half: type[Client[Any]], action: str, arrays: Container[str]) -> bool:
@@ -148,6 +149,14 @@ class StackedExamples(Examples):
 
     def __len__(self) -> int:
         return self.y.shape[1]
+
+    def numbered(self) -> Mapping[int, Examples]:
+        """The samples of each environment, which are found once: a GPU is waited for."""
+        return self._numbered
+
+    @cached_property
+    def _numbered(self) -> Mapping[int, Examples]:
+        return super().numbered()
 
     def __getitem__(self, index: Tensor) -> "StackedExamples":
         """By number: the same of each client (b,) or its own (clients, b); or by a condition (clients, n)."""
@@ -244,7 +253,7 @@ def _stacked(records: Sequence[Mapping[str, Tensors]]) -> dict[str, Tensors]:
 
 
 def answers(
-    half: type[Client[Any]], works: Sequence[Work], train: StackedExamples
+    half: type[Client[Any]], works: Sequence[Work], train: StackedExamples, graphs: Graphs
 ) -> tuple[Reply, dict[str, Tensors]]:
     """The stack's reply, and all that its clients keep from now on; a record that is as it was is empty.
 
@@ -277,10 +286,27 @@ def answers(
             for place in range(len(first.received.references))
         ],
     )
-    client = half(site, first.task.method, dict(before))
-    reply = client.answer(first.action, received)
-    kept = {name: {} if tensors is before.get(name) else tensors for name, tensors in client.kept.items()}
-    return reply, kept
+
+    def work(given: Given, orders: Orders) -> tuple[Reply, dict[str, Tensors]]:
+        own = replace(site, data=replace(data, train=given.train), orders=orders)
+        client = half(own, first.task.method, dict(given.before))
+        return client.answer(first.action, given.received), client.kept
+
+    given = Given(received, before, train)
+    key = (half, first.form, site.training.schedule.at(received.round))
+    if capturable(half, first, net):
+        reply, after = graphs.do(key, work, given, site.seed, site.stack, data=not half.by_environment)
+    else:
+        reply, after = work(given, Orders())
+    return reply, {name: {} if tensors is before.get(name) else tensors for name, tensors in after.items()}
+
+
+def capturable(half: type[Client[Any]], work: Work, net: Network) -> bool:
+    """Whether a stack's work may be captured: of a half that says so, a model that draws nothing, and no optimizer
+    that counts its steps from round to round."""
+    counts = any(STEPS in own for own in work.before.values())
+    said = work.action in vars(half).get("captures", ())
+    return said and possible(net.device) and not (net.draws or counts or work.received.references)
 
 
 def stack_reply(reply: Reply, nodes: Sequence[int]) -> StackReply:

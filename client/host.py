@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from flwr.app import ArrayRecord, Message, RecordDict
 
+from perennial.client.captured import Graphs
 from perennial.client.cohort import (
     StackedData,
     Work,
@@ -194,6 +195,7 @@ class Host:
     _text: str = ""
     """The task that the sites are of."""
     _stacked: StackedData = field(default_factory=StackedData)
+    _graphs: Graphs = field(default_factory=Graphs)
     _shelves: dict[tuple[str, str], Shelf] = field(default_factory=dict)
     """What the clients of stacks keep, by record and form."""
 
@@ -208,6 +210,7 @@ class Host:
             client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
             self._stacked.clear()
+            self._graphs.clear()
             self._text = text
         if number not in self._sites:
             self._sites[number] = self._load(task, number)
@@ -316,7 +319,7 @@ class Host:
         half = client_class(type(works[0].task.method))
         try:
             with products(works[0].task.tf32):
-                reply, kept = answers(half, works, self._stacked.train(works))
+                reply, kept = answers(half, works, self._stacked.train(works), self._graphs)
             found = stack_reply(reply, nodes)
             self._store_stack(works, kept)
         except (Exception, SystemExit) as error:

@@ -65,7 +65,7 @@ class Shelf:
 
     def _places(self, rows: Sequence[Row]) -> Tensor:
         device = next((tensor.device for tensor in self.tensors.values()), torch.device("cpu"))
-        return torch.tensor([row.number for row in rows], device=device)
+        return torch.tensor([row.number for row in rows]).to(device)
 
     def _grow(self, count: int) -> None:
         """Room for at least `count` more; on the host, which is said once, where the device has none."""

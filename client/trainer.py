@@ -107,6 +107,20 @@ class Reply:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+class Orders:
+    """Random orders of clients' samples."""
+
+    def passes(
+        self, seed: int, clients: str | Sequence[str], round_: int, purpose: str, count: int, device: torch.device
+    ) -> Iterator[Tensor]:
+        """Without end an order of a client's `count` samples, or of each client's in a stack (clients, count)."""
+        names = [clients] if isinstance(clients, str) else clients
+        generators = [torch_generator(seed, client, round_, purpose) for client in names]
+        while True:
+            drawn = [torch.randperm(count, generator=generator) for generator in generators]
+            yield (drawn[0] if isinstance(clients, str) else torch.stack(drawn)).to(device)
+
+
 @dataclass(frozen=True)
 class Site:
     """What stands at a client for the whole run: who it is, its data, its resident network, its run's seed."""
@@ -124,6 +138,8 @@ class Site:
     """How steps are taken."""
     augmentation: Augmentation | None = None
     """What changes the samples of mini-batches."""
+    orders: Orders = field(default_factory=Orders)
+    """Where the orders of mini-batches come from."""
 
     @cached_property
     def forms(self) -> tuple[str, str, str]:
@@ -155,12 +171,15 @@ class Client(Generic[H]):
 
     stacks: ClassVar[tuple[str, ...]] = ()
     """The actions that this half can do for a stack of clients. Said anew by each class: it is not inherited."""
+    captures: ClassVar[tuple[str, ...]] = ()
+    """Of `stacks` the actions whose work in one round is that of another but for tensors, the orders of samples
+    and the schedule's factor: a GPU does it without Python (client/captured.py). Said anew by each class, too."""
     by_environment: ClassVar[bool] = False
     """Whether it looks at samples of each environment apart: then a stack's clients have as many of each."""
 
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
-        self.stack, self._task = site.stack, site.task
+        self.stack, self._task, self.orders = site.stack, site.task, site.orders
         self.role, self.training, self.augmentation = site.role, site.training, site.augmentation
         self.hparams = hparams
         self.kept = kept
@@ -427,11 +446,8 @@ class LocalTrainer(Client[T]):
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""
-        clients = self.stack or (self.client,)
-        generators = [torch_generator(self.seed, client, round_, purpose) for client in clients]
-        while True:
-            orders = [torch.randperm(len(examples), generator=generator) for generator in generators]
-            order = (torch.stack(orders) if self.stack else orders[0]).to(examples.y.device)
+        clients, device = self.stack or self.client, examples.y.device
+        for order in self.orders.passes(self.seed, clients, round_, purpose, len(examples), device):
             for index in torch.split(order, self.hparams.batch_size, dim=-1):
                 yield examples[index]
 

@@ -52,7 +52,7 @@ class StreamingMean:
             return
         stack, self._stack = self._stack, {}
         self._begin({name: tensor[0] for name, tensor in stack.items()})
-        weights = torch.tensor(self._weights, dtype=torch.float64, device=self._sums[0].device)
+        weights = torch.tensor(self._weights, dtype=torch.float64).to(self._sums[0].device)
         self._weights = []
         for name, total in zip(self._names, self._sums, strict=True):
             size = max(1, PIECE // max(1, total.numel()))

@@ -16,7 +16,7 @@ from flwr.app import Message
 from safetensors.torch import load_file
 
 from perennial.client import cohort
-from perennial.client.cohort import StackedExamples, Work
+from perennial.client.cohort import Work
 from perennial.client.host import Host, client_class
 from perennial.client.state import FileStates, valid
 from perennial.client.trainer import Client, Site
@@ -289,8 +289,8 @@ def test_a_stack_does_what_its_clients_do(method: str, tmp_path: Path, monkeypat
         draws[key] += 1
         return derive(seed, *key)
 
-    def seen(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> Any:
-        found = answers(half, works, train)
+    def seen(half: type[Client[Any]], works: Sequence[Work], *rest: Any) -> Any:
+        found = answers(half, works, *rest)
         done[works[0].action] += len(works)
         return found
 
