@@ -293,7 +293,7 @@ def answers(
         return client.answer(first.action, given.received), client.kept
 
     given = Given(received, before, train)
-    key = (half, first.form, site.training.schedule.at(received.round))
+    key = (half, first.form, half.phase(first.task.method, site.training, received.round))
     if capturable(half, first, net):
         reply, after = graphs.do(key, work, given, site.seed, site.stack, data=not half.by_environment)
     else:

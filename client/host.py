@@ -305,7 +305,8 @@ class Host:
                 alone = (task.augment or task.mix) and action != "evaluate"
                 if task.model.stacks and not alone and stackable(half, action, arrays):
                     site = self.site(request.task, task, numbers[place])
-                    if site.role == "adapts":  # which trains, whatever it is asked for
+                    # Who adapts trains, whatever it is asked for.
+                    if site.role == "adapts" or not half.can_stack(site.network):
                         continue
                     work = self._work(request, action, task, site, received, form=form)
                     alike.setdefault(shape(work, half), []).append((place, work))

@@ -8,7 +8,7 @@ gets, keeps and answers has the clients as first axis. `each` makes a function o
 stack's, and for a client alone it changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -173,9 +173,19 @@ class Client(Generic[H]):
     """The actions that this half can do for a stack of clients. Said anew by each class: it is not inherited."""
     captures: ClassVar[tuple[str, ...]] = ()
     """Of `stacks` the actions whose work in one round is that of another but for tensors, the orders of samples
-    and the schedule's factor: a GPU does it without Python (client/captured.py). Said anew by each class, too."""
+    and `phase`: a GPU does it without Python (client/captured.py). Said anew by each class, too."""
     by_environment: ClassVar[bool] = False
     """Whether it looks at samples of each environment apart: then a stack's clients have as many of each."""
+
+    @classmethod
+    def can_stack(cls, network: Network) -> bool:
+        """Whether clients of this model can be a stack."""
+        return True
+
+    @classmethod
+    def phase(cls, hparams: Any, training: Training, round_: int) -> Hashable:
+        """What of a round changes the work of `captures`, beside tensors and draws."""
+        return training.schedule.at(round_)
 
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed

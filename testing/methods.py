@@ -269,7 +269,11 @@ def test_each_habit_of_training_is_taken_or_refused(method: str, tmp_path: Path)
 
 
 def stack_config(method: str, engine: str, *settings: str, **options: Any) -> RunConfig:
-    return brief(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
+    config = brief(method, "model.norm=batch", f"cohort_engine={engine}", *settings, **options)
+    net = network(config.model, config.scenario.input_shape, config.scenario.task.outputs)
+    if client_class(type(config.method)).can_stack(net):
+        return config
+    return brief(method, f"cohort_engine={engine}", *settings, **options)
 
 
 def stacking(method: str) -> type[Client[Any]]:

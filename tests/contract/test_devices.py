@@ -70,7 +70,8 @@ def small(method: str, device: str, *settings: str, **options: Any) -> RunConfig
     few = [f"{name}=2" for name in ("local_steps",) if name in own]
     # The gradient of a bias before BatchNorm is rounding alone, and Adam makes whole steps of it.
     adam = "optimizer" in own and own["optimizer"].default == "adam"
-    norm = f"model.norm={'none' if adam else 'batch'}"
+    alone = method in ("irm-l2", "perinvfl")  # with BatchNorm no stacks
+    norm = f"model.norm={'none' if adam or alone else 'batch'}"
     return toy_config(method, norm, *few, *settings, device=device, **{"rounds": 2, **options})
 
 
@@ -144,13 +145,15 @@ def test_what_is_captured_is_what_is_done_step_by_step(
         made.append(self)
 
     monkeypatch.setattr(captured._Captured, "__init__", counted)
-    settings = ("cohort_engine=stack", "schedule.name=step", "schedule.every=3")
+    habit = "schedule" not in METHODS[method].refuses
+    changes = ("schedule.name=step", "schedule.every=3") if habit else ("anneal_rounds=3",)
+    settings = ("cohort_engine=stack", *changes)
     for possible in (False, True):
         monkeypatch.setattr(cohort, "possible", lambda _, possible=possible: possible)
         folders.append(run(small(method, device, *settings, rounds=5), tmp_path / str(possible)))
     assert_alike(*folders, device)
     half = client_class(type(toy_config(method).method))
-    # The step sizes of rounds 1 to 3 have one factor, those of 4 and 5 another. A client may be a stack alone.
+    # Steps of rounds 1 to 3 are of one kind, those of 4 and 5 of another. There are one or two stacks.
     assert len(made) in (2 * len(vars(half)["captures"]), 4)
     assert "one by one" not in caplog.text
 
