@@ -43,7 +43,7 @@ DATA_BYTES = 2**28
 """Of the samples in a stack, and of those in all stacks that are held for the next round."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """A request to a client half, checked and decoded, and the client that it is for."""
 
@@ -70,14 +70,16 @@ def shape(work: Work, half: type[Client[Any]]) -> Hashable:
     """What must be equal for works of a half to make one stack."""
     trained, evaluated, environments = work.site.forms
     evaluates = work.action == "evaluate"
-    return (
+    asked = (
         environments if half.by_environment and not evaluates else "",
         evaluated if evaluates else trained,
         work.form,
-        tuple((name, form_of(own)) for name, own in work.before.items()),
-        # Of the same number of steps with Adam, whose bias correction is one number.
-        tuple((name, int(own[STEPS])) for name, own in work.before.items() if STEPS in own),
     )
+    if not work.before:
+        return asked
+    # With Adam, whose bias correction is one number, of the same number of steps.
+    steps = [(name, int(own[STEPS])) for name, own in work.before.items() if STEPS in own]
+    return *asked, *[(name, form_of(own)) for name, own in work.before.items()], *steps
 
 
 def asked_form(request: Request, action: str, received: Received) -> str:

@@ -287,8 +287,8 @@ class Host:
     ) -> Iterator[list[tuple[int, Work]]]:
         """The works of stacks with the places of their requests."""
         alike: dict[Hashable, list[tuple[int, Work]]] = {}
-        asked: dict[int, tuple[Request, Task, Received, str]] = {}
-        """What has been asked for, by the records of the request."""
+        asked: dict[int, tuple[type[Client[Any]] | None, Request, Task, Received, str]] = {}
+        """Which half does what has been asked for, if it can for a stack, by the records of the request."""
         action = requests.action
         for place in places if len(places) > 1 else ():
             try:
@@ -298,12 +298,13 @@ class Host:
                     request = checked(message)
                     task = parse_task(request.task)
                     received = self._received(message.content, request, task)
-                    asked[id(arrays)] = request, task, received, asked_form(request, action, received)
-                request, task, received, form = asked[id(arrays)]
-                half = client_class(type(task.method))
-                # Each augmented picture has its own draws.
-                alone = (task.augment or task.mix) and action != "evaluate"
-                if task.model.stacks and not alone and stackable(half, action, arrays):
+                    found = client_class(type(task.method))
+                    # Each augmented picture has its own draws.
+                    alone = not task.model.stacks or ((task.augment or task.mix) and action != "evaluate")
+                    able = None if alone or not stackable(found, action, arrays) else found
+                    asked[id(arrays)] = able, request, task, received, asked_form(request, action, received)
+                half, request, task, received, form = asked[id(arrays)]
+                if half:
                     site = self.site(request.task, task, numbers[place])
                     # Who adapts trains, whatever it is asked for.
                     if site.role == "adapts" or not half.can_stack(site.network):
@@ -338,6 +339,8 @@ class Host:
             like = {own: tensor[0] for own, tensor in tensors.items()}
             shelf = self._shelves.setdefault((name, form_of(like)), Shelf(like))
             rows[name] = shelf.put(tensors, len(works))
+        if not kept and not works[0].before and works[0].action != "evaluate":
+            return
         for place, work in enumerate(works):
             after: Kept = {name: rows[name][place] if name in rows else work.before[name] for name in kept}
             self._store(work, after)
@@ -353,7 +356,8 @@ class Host:
         form: str = "",
     ) -> Work:
         place = f"{request.run}/{site.client}"
-        versions = before_message(valid(self.states.get(place, []), request.resumed), made_by)
+        kept = self.states.get(place)
+        versions = before_message(valid(kept, request.resumed), made_by) if kept else []
         if versions and versions[-1].round > request.round:
             # A run that goes back says so with `resumed`. An older version would undo the newer ones.
             newest_round = versions[-1].round

@@ -117,8 +117,10 @@ class Orders:
         names = [clients] if isinstance(clients, str) else clients
         generators = [torch_generator(seed, client, round_, purpose) for client in names]
         while True:
-            drawn = [torch.randperm(count, generator=generator) for generator in generators]
-            yield (drawn[0] if isinstance(clients, str) else torch.stack(drawn)).to(device)
+            drawn = torch.empty(len(names), count, dtype=torch.int64)
+            for generator, row in zip(generators, drawn.unbind(), strict=True):
+                torch.randperm(count, generator=generator, out=row)
+            yield (drawn[0] if isinstance(clients, str) else drawn).to(device)
 
 
 @dataclass(frozen=True)

@@ -76,9 +76,11 @@ class StackReply:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def own(self, place: int) -> dict[str, Any]:
-        """One node's metrics."""
-        return {name: values[place] for name, values in self.metrics.items()}
+    def rows(self) -> list[dict[str, Any]]:
+        """The metrics of each node."""
+        names = list(self.metrics)
+        every = zip(*self.metrics.values(), strict=True) if names else [()] * len(self)
+        return [dict(zip(names, values, strict=True)) for values in every]
 
     def content(self, place: int) -> RecordDict:
         """What one node's message would hold. Raises `ValueError` for a metric that is no number."""
@@ -86,7 +88,8 @@ class StackReply:
             record: {name: tensor[place] for name, tensor in tensors.items()}
             for record, tensors in self.arrays.items()
         }
-        return content_of(arrays, self.own(place), self.settings)
+        metrics = {name: values[place] for name, values in self.metrics.items()}
+        return content_of(arrays, metrics, self.settings)
 
 
 def content_of(

@@ -35,7 +35,7 @@ LONGEST_ERROR = 1000
 """Letters of an error's reason that are looked at: an exception's class and the first of what it says."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class AcceptedReply:
     """One client's reply, once it has been screened."""
 
@@ -90,8 +90,15 @@ class Exchange:
         # The same tensors for several clients become one record, and the same records one content.
         encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
         contents: dict[tuple[tuple[str, int], ...], tuple[dict[str, ArrayRecord], int]] = {}
+        before: Payload | None = None
+        content: dict[str, ArrayRecord] = {}
+        size = 0
         for node, client in self.clients.items():
-            given = payload(client)
+            if (given := payload(client)) is before:
+                self.bytes_down += size
+                asked.append((node, content))
+                continue
+            before = given
             key = tuple((name, id(tensors)) for name, tensors in given.items())
             if key not in contents:
                 _must_not_be_reserved(given, f"a request to {self.action!r}")
@@ -124,10 +131,13 @@ class Exchange:
         waiting = dict(self.clients)
         used = 0
         for client, reply in self._in_order(replies, limits, waiting):
-            if isinstance(reply, AcceptedReply):
-                reply = _or_reason(partial(_checked, check, reply))
             if isinstance(reply, str):
                 self.left_out[client] = reply
+                continue
+            try:
+                check(reply)
+            except Exception as error:
+                self.left_out[client] = _reason(error)
                 continue
             self.bytes_up += reply.nbytes
             used += 1
@@ -185,9 +195,9 @@ class Exchange:
         numbers are looked at, and who has one that is not possible is screened alone, which has the reason."""
         own = {name: parts(tensors, len(reply)) for name, tensors in reply.arrays.items()}
         size = sum(map(wire.payload_bytes, reply.arrays.values())) // len(reply)
-        fine = within(reply, limits)
-        known: dict[tuple[int, ...], Mapping[str, Template]] = {}
-        """What has been expected and found: held, so that an id is one object's."""
+        metrics, fine = reply.rows(), within(reply, limits)
+        known: dict[tuple[int, ...], tuple[Mapping[str, Template], list[str]]] = {}
+        """What has been expected and found: held, so that an id is one object's; and the order of the records."""
         found: dict[str, AcceptedReply | str] = {}
         for place, node in enumerate(reply.nodes):
             if (client := waiting.pop(node, None)) is None:
@@ -199,9 +209,9 @@ class Exchange:
                 if isinstance(alone, str):
                     found[client] = alone
                     continue
-                known[form] = expect
-            records = {name: own[name][place] for name in (*expect, *(own.keys() - expect.keys()))}
-            found[client] = AcceptedReply(client, records, reply.own(place), reply.settings, size)
+                known[form] = expect, [*expect, *(name for name in self.optional if name in own)]
+            records = {name: own[name][place] for name in known[form][1]}
+            found[client] = AcceptedReply(client, records, metrics[place], reply.settings, size)
         return found
 
     def _expected(self, client: str) -> Mapping[str, Template]:
@@ -245,11 +255,12 @@ class MetricMeans:
 
     def add(self, reply: AcceptedReply) -> None:
         """Take in a reply that counts its samples."""
+        examples = reply.num_examples
         for name, value in reply.metrics.items():
             if name != NUM_EXAMPLES and not isinstance(value, list):
-                self._sums[name] = self._sums.get(name, 0.0) + value * reply.num_examples
-                self._weights[name] = self._weights.get(name, 0) + reply.num_examples
-        self._examples += reply.num_examples
+                self._sums[name] = self._sums.get(name, 0.0) + value * examples
+                self._weights[name] = self._weights.get(name, 0) + examples
+        self._examples += examples
 
     def result(self) -> MetricRecord:
         """The means, each over the clients that report it, and the number of samples of all."""
@@ -270,16 +281,15 @@ def _or_reason(screen: Callable[[], AcceptedReply]) -> AcceptedReply | str:
     """A reply that can be used, or why it cannot be: whatever it makes anything raise is its client's fault."""
     try:
         return screen()
-    except Rejected as error:
-        return str(error)
     except Exception as error:
-        words = f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}"
-        return str(Rejected(f"its answer cannot be used ({words})"))
+        return _reason(error)
 
 
-def _checked(check: Callable[[AcceptedReply], object], reply: AcceptedReply) -> AcceptedReply:
-    check(reply)
-    return reply
+def _reason(error: Exception) -> str:
+    if isinstance(error, Rejected):
+        return str(error)
+    words = f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}"
+    return str(Rejected(f"its answer cannot be used ({words})"))
 
 
 def _error_text(message: Message) -> str:

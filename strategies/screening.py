@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
@@ -141,20 +142,20 @@ def within(reply: StackReply, limits: Limits) -> list[bool]:
         for tensor in tensors.values()
         if tensor.numel()
     ]
-    fine = [True] * len(reply)
+    fine = np.ones(len(reply), bool)
     if extremes:
         low, high = (torch.stack([pair[which].double() for pair in extremes]) for which in (0, 1))
-        fine = ((low >= -largest) & (high <= largest)).all(dim=0).tolist()
+        fine &= ((low >= -largest) & (high <= largest)).all(dim=0).cpu().numpy()
     for name, values in reply.metrics.items():
-        for place, value in enumerate(values):
-            if isinstance(value, list):
-                fine[place] &= all(abs(number) <= FLOAT32_MAX for number in value)
-            elif name == NUM_EXAMPLES:
+        if name == NUM_EXAMPLES:
+            for place, value in enumerate(values):
                 enrolled = limits.enrolled(reply.nodes[place])
                 fine[place] &= 1 <= value <= (most if enrolled is None else min(most, enrolled))
-            else:
-                fine[place] &= abs(value) <= FLOAT32_MAX
-    return fine
+        else:
+            numbers = np.abs(np.array(values, np.float64)).reshape(len(reply), -1)
+            fine &= (numbers <= FLOAT32_MAX).all(axis=1)
+    found: list[bool] = fine.tolist()
+    return found
 
 
 def _array_bytes(array: Array) -> int:
