@@ -274,7 +274,7 @@ def tests(only: str, seconds: float) -> str:
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "--no-header", "-q", "--tb=short"]
     try:
         done = subprocess.run(
-            [*command, "-o", "addopts=", "tests/contract/test_devices.py", "-k", only],
+            [*command, "-oaddopts=", "-ofilterwarnings=ignore", "tests/contract/test_devices.py", "-k", only],
             cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False, timeout=max(20.0, seconds),
         )  # fmt: skip
     except subprocess.TimeoutExpired as error:
