@@ -160,6 +160,11 @@ class StackedExamples(Examples):
     def _numbered(self) -> Mapping[int, Examples]:
         return super().numbered()
 
+    @cached_property
+    def _first(self) -> Tensor:
+        """The place of each client's first sample among those of all."""
+        return torch.arange(len(self.y), device=self.y.device)[:, None] * len(self)
+
     def __getitem__(self, index: Tensor) -> "StackedExamples":
         """By number: the same of each client (b,) or its own (clients, b); or by a condition (clients, n)."""
         if index.dtype == torch.bool:
@@ -173,8 +178,7 @@ class StackedExamples(Examples):
             return StackedExamples(x, y, environment)
         if index.dim() == 1:
             index = index.expand(len(self.y), -1)
-        first = torch.arange(len(self.y), device=index.device)[:, None] * len(self)
-        rows, size = (first + index).flatten(), index.shape
+        rows, size = (self._first + index).flatten(), index.shape
 
         def own(values: Tensor) -> Tensor:
             return values.flatten(0, 1).index_select(0, rows).view(*size, *values.shape[2:])

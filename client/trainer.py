@@ -266,7 +266,8 @@ class Client(Generic[H]):
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss () of the run's task on a mini-batch's outputs and targets."""
-        return self.task.loss(outputs, targets, smoothing=self.training.label_smoothing)
+        loss = self.task.mapped_loss if self.stack else self.task.loss
+        return loss(outputs, targets, smoothing=self.training.label_smoothing)
 
     def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""

@@ -4,7 +4,7 @@ A stack is the work of many clients at once. All its tensors have the clients as
 apart, or made a message, unless somebody looks at one client.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, overload
 
@@ -42,23 +42,22 @@ class Requests(Sequence[Message]):
         return Message(RecordDict({CONFIG: self.config, **arrays}), node, self.action, group_id=str(self.round))
 
 
-class Part(Tensors):
-    """One client's tensors of a stack: views of it."""
+class Part(Mapping[str, Tensor]):
+    """One client's tensors of a stack: views of it, made when somebody looks."""
 
     __slots__ = ("place", "stack")
-    stack: Tensors
-    place: int
 
+    def __init__(self, stack: Tensors, place: int) -> None:
+        self.stack, self.place = stack, place
 
-def parts(stack: Tensors, count: int) -> list[Part]:
-    """The tensors of each of the `count` clients of a stack."""
-    rows = zip(*(tensor.unbind() for tensor in stack.values()), strict=True) if stack else [()] * count
-    found = []
-    for place, row in enumerate(rows):
-        part = Part(zip(stack, row, strict=True))
-        part.stack, part.place = stack, place
-        found.append(part)
-    return found
+    def __getitem__(self, name: str) -> Tensor:
+        return self.stack[name][self.place]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.stack)
+
+    def __len__(self) -> int:
+        return len(self.stack)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 
 from perennial.common import wire
 from perennial.common.flower.names import ErrorCode
-from perennial.common.stacks import Requests, StackReply, parts
+from perennial.common.stacks import Part, Requests, StackReply
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
 from perennial.common.utils.tensors import Tensors, change_marks
 from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, records
@@ -193,7 +193,7 @@ class Exchange:
     def _stack(self, reply: StackReply, limits: Limits, waiting: dict[int, str]) -> dict[str, AcceptedReply | str]:
         """The replies of a stack's clients. They have one form, so the first one's is that of all; each one's
         numbers are looked at, and who has one that is not possible is screened alone, which has the reason."""
-        own = {name: parts(tensors, len(reply)) for name, tensors in reply.arrays.items()}
+        own = reply.arrays
         size = sum(map(wire.payload_bytes, reply.arrays.values())) // len(reply)
         metrics, fine = reply.rows(), within(reply, limits)
         known: dict[tuple[int, ...], tuple[Mapping[str, Template], list[str]]] = {}
@@ -210,7 +210,7 @@ class Exchange:
                     found[client] = alone
                     continue
                 known[form] = expect, [*expect, *(name for name in self.optional if name in own)]
-            records = {name: own[name][place] for name in known[form][1]}
+            records: Any = {name: Part(own[name], place) for name in known[form][1]}
             found[client] = AcceptedReply(client, records, metrics[place], reply.settings, size)
         return found
 

@@ -136,16 +136,12 @@ def within(reply: StackReply, limits: Limits) -> list[bool]:
     """Of each client of a stack whether all its numbers are finite and within bounds, as `accept` and
     `check_metrics` look at one reply's."""
     largest, most = limits.run.largest, limits.run.most_examples
-    extremes = [
-        torch.stack(tensor.reshape(len(reply), -1).aminmax(dim=1))
-        for tensors in reply.arrays.values()
-        for tensor in tensors.values()
-        if tensor.numel()
-    ]
     fine = np.ones(len(reply), bool)
-    if extremes:
-        low, high = (torch.stack([pair[which].double() for pair in extremes]) for which in (0, 1))
-        fine &= ((low >= -largest) & (high <= largest)).all(dim=0).cpu().numpy()
+    for tensors in reply.arrays.values():
+        for name, (low, high) in _ranges(tensors).items():
+            if not -largest <= low <= high <= largest:  # so somebody's are not
+                own = [tensor.double() for tensor in tensors[name].reshape(len(reply), -1).aminmax(dim=1)]
+                fine &= ((own[0] >= -largest) & (own[1] <= largest)).cpu().numpy()
     for name, values in reply.metrics.items():
         if name == NUM_EXAMPLES:
             for place, value in enumerate(values):
