@@ -1,7 +1,7 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property, lru_cache
@@ -191,6 +191,8 @@ class Host:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     own: OwnSite | None = None
     engine: Engine = "loop"
+    stay: Container[int] = ()
+    """Clients that are needed again and again, whose data are let go after those of others."""
     _sites: OrderedDict[int, Site] = field(default_factory=OrderedDict)
     _text: str = ""
     """The task that the sites are of."""
@@ -215,7 +217,9 @@ class Host:
         if number not in self._sites:
             self._sites[number] = self._load(task, number)
             if len(self._sites) > RESIDENT:
-                self._sites.popitem(last=False)
+                oldest = next(iter(self._sites))
+                others = (own for own in self._sites if own not in self.stay and own != number)
+                del self._sites[next(others, oldest)]
         self._sites.move_to_end(number)
         return self._sites[number]
 

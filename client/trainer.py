@@ -368,13 +368,13 @@ class Client(Generic[H]):
         ]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                parts = environments.values()
-                answers = [(self.task.usable(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+                parts = list(environments.values())
+                answers, losses = self.judged(predict, parts)
                 place = f"{model}/{split}"
                 metrics[f"{place}/count"] = [len(part) for part in parts]
                 sums = [
-                    {**self.task.sums(*answer), "loss": self.losses(*answer).double().sum(dim=-1, keepdim=True)}
-                    for answer in answers
+                    {**self.task.sums(*answer), "loss": own.double().sum(dim=-1, keepdim=True)}
+                    for answer, own in zip(answers, losses, strict=True)
                 ]
                 for name in (*self.task.columns, "loss"):
                     metrics[f"{place}/{name}"] = column([own[name] for own in sums])
@@ -388,6 +388,22 @@ class Client(Generic[H]):
                     count = partial(_tallies, count=sum(self.task.answers))
                     metrics |= self.lists(f"{model}/{SPLIT}", count, *counted)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
+
+    def judged(
+        self, predict: Predictor, parts: Sequence[Examples]
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """A model's usable outputs and the targets of each part, and its losses; in a stack all parts go through
+        the model together."""
+        if not self.stack or len(parts) < 2:
+            answers = [(self.task.usable(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+            return answers, [self.losses(*answer) for answer in answers]
+        targets = torch.cat([part.y for part in parts], dim=1)
+        outputs = self.task.usable(self.outputs(predict, torch.cat([part.x for part in parts], dim=1)), targets)
+        sizes = [len(part) for part in parts]
+        each = [
+            list(torch.split(every, sizes, dim=1)) for every in (outputs, targets, self.losses(outputs, targets))
+        ]
+        return list(zip(each[0], each[1], strict=True)), each[2]
 
 
 def column(sums: Sequence[Tensor]) -> list[int] | list[float] | Tensor:

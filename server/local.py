@@ -45,6 +45,10 @@ class LocalRuntime:
         self.states = SavedStates()
         device = pick_device(config.device)
         self.host = host = Host(self.states, config.data_folder, device, engine=config.cohort_engine)
+        if config.evaluates_some:
+            # Else an evaluation, which goes through them in order, would find that each has just been let go.
+            evaluated = set(config.evaluated)
+            host.stay = {number for number, client in enumerate(config.scenario.client_ids) if client in evaluated}
         self.references = load_references(config)
         strategy_class(config.method)
         text, scenario = config.task(), config.scenario
