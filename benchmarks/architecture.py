@@ -19,7 +19,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "common/plugins": ("common.plugins",),
     "common/data": ("common.data",),
     "common/models": ("common.models",),
-    "common/wire": ("common.wire",),
+    "common/wire": ("common.wire", "common.stacks"),
     "common/mathematics": ("common.mathematics",),
     "common/methods": ("common.methods",),
     "common/privacy": ("common.privacy",),
@@ -37,6 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "client/trainer": (
         *("client.objectives", "client.steps", "client.request", "client.trainer", "client.state"),
         *("client.stateful", "client.site_data", "client.snapshot", "client.secure_aggregation", "client.cohort"),
+        *("client.shelf", "client.captured"),
     ),
     "client/methods": ("client.methods",),
     "client/host": ("client.host",),

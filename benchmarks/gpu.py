@@ -1,18 +1,24 @@
 """Time a round of many small clients on a GPU, by every engine there is, and run the suite's tests there.
 
-    uv run --group dev python benchmarks/gpu.py [--clients N,N,...] [--repeats N] [--no-tests] [--json]
+    uv run --group dev python benchmarks/gpu.py [--clients N,N,...] [--methods NAME,...] [--convolutions]
+        [--contenders NAME,...] [--repeats N] [--seconds N] [--no-tests] [--json]
 
 A round is four steps of batch 16 of an MLP 64-32-10 at each of 8 to 1,000 clients. Contenders: a bare PyTorch
-loop; the local runtime one client after the other (`loop`) and with stacks (`stack`); and one step of all clients
-as a bare stack, replayed as a CUDA graph (`graph`) and compiled (`compiled`), which have no messages, screening or
-mean. Each measurement is a process of its own. The table has the median time of a round and the peak memory on the
-device.
+loop; the local runtime one client after the other (`loop`) and with stacks (`stack`), whose work is a CUDA graph;
+the same without graphs (`ungraphed`); and one step of all clients as a bare stack, replayed as a CUDA graph
+(`graph`) and compiled (`compiled`), which have no messages, screening or mean. `--methods` has rows of other
+methods' `loop` and `stack`, and `--convolutions` of cnn-small. `profile` tells where a round of `stack` goes.
+
+Each measurement is a process of its own; what fails in one is said in its row. The table has the median time of a
+round and the peak memory on the device. After `--seconds` nothing more is begun.
 
 Where there is no GPU this is a rehearsal: it runs on the CPU, with few clients, and says what it has left out.
 """
 
 import argparse
+import cProfile
 import json
+import pstats
 import re
 import resource
 import statistics
@@ -21,6 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -40,6 +47,14 @@ DEVICE = torch.device("cuda" if GPU else "cpu")
 SIZES = (8, 32, 128, 512, 1000)
 REHEARSAL = (8,)
 SAMPLES, BATCH, RATE = 64, 16, 0.05
+STEPS: dict[str, dict[str, Any]] = {
+    "fedavg": {"name": "fedavg"},
+    "ditto": {"name": "ditto", "personal_steps": 1},
+    "fediir": {"name": "fediir"},
+    "fedsdr": {"name": "fedsdr", "personal_steps": 1},
+    "perinvfl": {"name": "perinvfl"},
+}
+"""Methods, of which each takes its steps in one pass over the data."""
 MOST = 128
 """Clients for contenders that do one after the other; of more they would take minutes."""
 
@@ -48,10 +63,11 @@ class Left(Exception):  # noqa: N818
     """Why a contender is left out."""
 
 
-def case(clients: int) -> Case:
+def case(clients: int, method: str = "fedavg", convolutions: bool = False) -> Case:
     """The work of so many clients."""
-    scenario = {"clients": clients, "samples": SAMPLES, "shape": (64,)}
-    return Case("", scenario, {"name": "mlp", "hidden": (32,)}, batch_size=BATCH, timed_rounds=5)
+    scenario = {"clients": clients, "samples": SAMPLES, "shape": (1, 28, 28) if convolutions else (64,)}
+    model = {"name": "cnn-small"} if convolutions else {"name": "mlp", "hidden": (32,)}
+    return Case("", scenario, model, batch_size=BATCH, timed_rounds=5, method=STEPS[method])
 
 
 def wait() -> None:
@@ -96,22 +112,48 @@ def bare(clients: int) -> float:
     return timed(one)
 
 
-def runtime(clients: int, engine: str) -> float:
+def runtime(work: Case, engine: str, watch_also: Callable[[int], None] = lambda _: None) -> float:
     """A run of the local runtime; rounds are told apart by its watcher."""
     from perennial.server.local import LocalRuntime
     from perennial.server.run.folder import RunFolder
 
-    config = case(clients).config("local", engine).model_copy(update={"device": str(DEVICE)})
+    config = work.config("local", engine).model_copy(update={"device": str(DEVICE)})
     marks: list[float] = []
 
-    def watch(_: Any) -> None:
+    def watch(progress: Any) -> None:
         wait()
         marks.append(time.perf_counter())
+        watch_also(progress.round)
 
     with tempfile.TemporaryDirectory() as place:
         LocalRuntime(config).run(RunFolder.create(Path(place) / "run", config), watch=watch)
     # The first one loads the data, the last one evaluates and saves.
     return statistics.median(after - before for before, after in pairwise(marks[:-1]))
+
+
+def profiled(clients: int) -> float:
+    """A round of `stack`; where its time goes is printed to standard error."""
+    profile, work = cProfile.Profile(), case(clients)
+
+    def watch(number: int) -> None:
+        if number == 3:  # by now all is captured
+            profile.enable()
+        elif number == work.timed_rounds + 1:
+            profile.disable()
+
+    seconds = runtime(work, "stack", watch)
+    found = pstats.Stats(profile, stream=sys.stderr).sort_stats("tottime")
+    found.print_stats(25)
+    found.sort_stats("cumulative").print_stats(25)
+    return seconds
+
+
+def ungraphed(clients: int) -> float:
+    """A round of `stack` whose work is done step by step."""
+    from perennial.client import cohort
+
+    cohort.possible = lambda _: False
+    return runtime(case(clients), "stack")
 
 
 def stacked(clients: int) -> tuple[Callable[[], object], Callable[[Callable[[], object]], Callable[[], object]]]:
@@ -173,13 +215,25 @@ def compiled(clients: int) -> float:
         raise Left(f"torch.compile failed: {' '.join(str(error).split())[:120]}") from None
 
 
+def _method(method: str, engine: str, convolutions: bool, clients: int) -> float:
+    return runtime(case(clients, method, convolutions), engine)
+
+
 CONTENDERS: dict[str, Callable[[int], float]] = {
     "bare": bare,
-    "loop": lambda clients: runtime(clients, "loop"),
-    "stack": lambda clients: runtime(clients, "stack"),
+    "loop": lambda clients: runtime(case(clients), "loop"),
+    "stack": lambda clients: runtime(case(clients), "stack"),
+    "ungraphed": ungraphed,
     "graph": graph,
     "compiled": compiled,
-}
+    "profile": profiled,
+    **{
+        f"{name} {engine}": partial(_method, name, engine, False)
+        for name in STEPS if name != "fedavg" for engine in ("loop", "stack")
+    },
+    **{f"cnn-small {engine}": partial(_method, "fedavg", engine, True) for engine in ("loop", "stack")},
+}  # fmt: skip
+USUAL = ("bare", "loop", "stack", "graph", "compiled")
 
 
 def one(contender: str, clients: int) -> dict[str, Any]:
@@ -187,8 +241,6 @@ def one(contender: str, clients: int) -> dict[str, Any]:
     torch.set_num_threads(1)
     row: dict[str, Any] = {"contender": contender, "clients": clients, "device": str(DEVICE)}
     try:
-        if contender in ("bare", "loop") and clients > MOST:
-            raise Left(f"one after the other is measured for at most {MOST} clients")
         row["seconds"] = CONTENDERS[contender](clients)
     except Left as reason:
         return {**row, "left_out": str(reason)}
@@ -196,25 +248,39 @@ def one(contender: str, clients: int) -> dict[str, Any]:
     return {**row, "peak_mib": peak / 2**20}
 
 
-def measured(contender: str, clients: int) -> dict[str, Any]:
-    """A row, measured in a process of its own. Exits with its last words when it fails."""
+def measured(contender: str, clients: int, end: float) -> dict[str, Any]:
+    """A row, measured in a process of its own; where that fails, or there is no time, with its last words."""
+    left, row = end - time.monotonic(), {"contender": contender, "clients": clients}
+    if contender.endswith(("bare", "loop")) and clients > MOST:
+        return {**row, "left_out": f"one after the other is measured for at most {MOST} clients"}
+    if left < 0:
+        return {**row, "left_out": "the time was over"}
     command = [sys.executable, __file__, "--one", contender, "--clients", str(clients)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=max(20.0, left))
+    except subprocess.TimeoutExpired:
+        return {**row, "left_out": "it took too long"}
+    if contender == "profile" or "WARNING" in done.stderr:
+        print(done.stderr, file=sys.stderr, flush=True)
     if done.returncode:
-        sys.exit(f"gpu: {contender} with {clients} clients: {(done.stderr or 'no word').strip().splitlines()[-1]}")
+        return {**row, "left_out": " ".join((done.stderr or "no word").strip().splitlines()[-1].split())[:300]}
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    print(json.dumps(found), file=sys.stderr, flush=True)
     return found
 
 
-def tests() -> str:
-    """What `pytest -m gpu` says in its last line."""
+def tests(only: str, seconds: float) -> str:
+    """What `pytest -m gpu` says of those `only` in its last lines."""
     command = [sys.executable, "-m", "pytest", "-n", "0", "-m", "gpu", "--no-header", "-q", "--tb=short"]
-    done = subprocess.run(
-        [*command, "-o", "addopts=", "tests/contract/test_devices.py"],
-        cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    said = [line for line in done.stdout.splitlines() if re.search(r"\d+ (passed|failed|skipped|error)", line)]
-    return said[-1].strip("= ") if said else f"pytest ended with {done.returncode}"
+    try:
+        done = subprocess.run(
+            [*command, "-oaddopts=", "-ofilterwarnings=ignore", "tests/contract/test_devices.py", "-k", only],
+            cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False, timeout=max(20.0, seconds),
+        )  # fmt: skip
+    except subprocess.TimeoutExpired as error:
+        return f"took too long; so far: {str(error.stdout or '')[-300:]}"
+    said = [line for line in done.stdout.splitlines() if re.match(r"E  |FAILED|.*\d+ (passed|failed|error)", line)]
+    return "\n".join(said[-30:]).strip("= ") if said else f"pytest ended with {done.returncode}"
 
 
 def main() -> None:
@@ -223,6 +289,11 @@ def main() -> None:
     default = ",".join(map(str, SIZES if GPU else REHEARSAL))
     parser.add_argument("--clients", default=default, metavar="N,N,...", help=f"sizes (default {default})")
     parser.add_argument("--repeats", type=int, default=3 if GPU else 1, metavar="N", help="processes of each")
+    parser.add_argument("--contenders", default=",".join(USUAL), metavar="NAME,...", help="which")
+    parser.add_argument("--methods", default="", metavar="NAME,...", help="of other methods, too")
+    parser.add_argument("--convolutions", action="store_true", help="cnn-small, with 32 clients")
+    parser.add_argument("--seconds", type=float, default=3600.0, help="after which nothing more is begun")
+    parser.add_argument("--tests", default="", metavar="EXPRESSION", help="only these, as pytest's -k has them")
     parser.add_argument("--no-tests", action="store_true", help="do not run `pytest -m gpu`")
     parser.add_argument("--json", action="store_true", help="print the rows as JSON")
     parser.add_argument("--one", choices=CONTENDERS, help=argparse.SUPPRESS)
@@ -233,17 +304,29 @@ def main() -> None:
     if options.one:
         print(json.dumps(one(options.one, sizes[0])))
         return
-    rows = []
-    for size in sizes:
-        for contender in CONTENDERS:
-            found = [measured(contender, size) for _ in range(options.repeats)]
-            figures = {
-                name: statistics.median(row[name] for row in found)
-                for name in ("seconds", "peak_mib")
-                if name in found[0]
-            }
-            rows.append({**found[0], **figures})
-    suite = "" if options.no_tests else tests()
+    asked = options.contenders.split(",")
+    if unknown := {*asked} - CONTENDERS.keys():
+        parser.error(f"--contenders: {min(unknown)} is none of {', '.join(CONTENDERS)}")
+    end, small = time.monotonic() + options.seconds, sizes[0]
+    wanted = [(contender, size) for size in sizes for contender in asked]
+    others = [*filter(None, options.methods.split(",")), *(["cnn-small"] if options.convolutions else [])]
+    wanted += [
+        (f"{name} {engine}", min(small, 32) if name == "cnn-small" else small)
+        for engine in ("stack", "loop")
+        for name in others
+    ]
+    rows, suite = [], ""
+    for place, (contender, size) in enumerate(wanted):
+        if place == len(asked) * len(sizes) and not options.no_tests:
+            suite = tests(options.tests, end - time.monotonic())
+            print(f"pytest -m gpu: {suite}", file=sys.stderr, flush=True)
+        found = [measured(contender, size, end) for _ in range(options.repeats)]
+        figures = {
+            name: statistics.median(row[name] for row in found)
+            for name in ("seconds", "peak_mib")
+            if all(name in row for row in found)
+        }
+        rows.append({**found[0], **figures})
     if options.json:
         print(json.dumps({"rows": rows, "tests": suite}, indent=2))
         return

@@ -6,32 +6,34 @@ little more than one client's. The numbers are those of one client after the oth
 """
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, TypeVar
 
 import torch
-from flwr.app import Message
 from torch import Tensor, nn
 from torch.utils._pytree import register_pytree_node
 
+from perennial.client.captured import Given, Graphs, possible
 from perennial.client.request import Request
+from perennial.client.shelf import Row, form_of
 from perennial.client.state import Kept, Version
-from perennial.client.trainer import PIECE, Client, Received, Reply, Site
+from perennial.client.trainer import PIECE, Client, Orders, Received, Reply, Site
 from perennial.common.config import Engine, Task
 from perennial.common.data.examples import ClientData, Examples
 from perennial.common.mathematics.adam import STEPS
 from perennial.common.models.memory import COPIES, activation_bytes, model_bytes
 from perennial.common.models.network import Network
 from perennial.common.privacy.secure_aggregation import TERMS
+from perennial.common.stacks import StackReply
 from perennial.common.utils.tensors import Tensors
 
 T = TypeVar("T")
 
-MOST_CLIENTS = 128
-"""Clients in a stack."""
+MOST_CLIENTS, MOST_ELSEWHERE = 128, 1024
+"""Clients in a stack, on the CPU and on another device."""
 STACK_BYTES: dict[Engine, int] = {"loop": 0, "stack": 2**30, "auto": 2**25}
 """What a stack's models and activations may take. `auto`: about a processor's last cache, beyond which a stack is
 no faster than its clients one by one."""
@@ -41,11 +43,10 @@ DATA_BYTES = 2**28
 """Of the samples in a stack, and of those in all stacks that are held for the next round."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class Work:
     """A request to a client half, checked and decoded, and the client that it is for."""
 
-    message: Message
     request: Request
     action: str
     task: Task
@@ -58,6 +59,8 @@ class Work:
     made_by: str
     before: Kept
     """What the newest of them has."""
+    form: str = ""
+    """`asked_form`, where it may become one of a stack."""
 
 
 # ---------------------------------------------------------------------- which clients make a stack
@@ -65,25 +68,30 @@ class Work:
 
 def shape(work: Work, half: type[Client[Any]]) -> Hashable:
     """What must be equal for works of a half to make one stack."""
-    return (
-        _environments(work) if half.by_environment and work.action != "evaluate" else (),
-        work.action,
-        work.request.task,
-        work.request.run,
-        work.request.round,
-        repr(sorted(work.received.settings.items())),
-        _shapes(work.received.arrays),
-        _shapes(work.before),
-        # Of the same number of steps with Adam, whose bias correction is one number.
-        tuple((name, int(own[STEPS])) for name, own in sorted(work.before.items()) if STEPS in own),
-        len(work.received.references),
-        tuple((name, part.x.shape, part.x.dtype) for name, part in _samples_of(work)),
+    trained, evaluated, environments = work.site.forms
+    evaluates = work.action == "evaluate"
+    asked = (
+        environments if half.by_environment and not evaluates else "",
+        evaluated if evaluates else trained,
+        work.form,
     )
+    if not work.before:
+        return asked
+    # With Adam, whose bias correction is one number, of the same number of steps.
+    steps = [(name, int(own[STEPS])) for name, own in work.before.items() if STEPS in own]
+    return *asked, *[(name, form_of(own)) for name, own in work.before.items()], *steps
 
 
-def stackable(half: type[Client[Any]], message: Message) -> bool:
+def asked_form(request: Request, action: str, received: Received) -> str:
+    """What must be equal of what the clients of a stack are asked."""
+    arrays = [(name, form_of(tensors)) for name, tensors in received.arrays.items()]
+    scalars = sorted(received.settings.items())
+    return repr((action, request.task, scalars, arrays, len(received.references)))
+
+
+def stackable(half: type[Client[Any]], action: str, arrays: Container[str]) -> bool:
     """Whether this half does what is asked for a stack. What is masked for secure aggregation is one client's."""
-    return message.metadata.message_type in vars(half).get("stacks", ()) and TERMS not in message.content
+    return action in vars(half).get("stacks", ()) and TERMS not in arrays
 
 
 def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tuple[T, Work]]]:
@@ -98,7 +106,8 @@ def stacks(works: Sequence[tuple[T, Work]], engine: Engine) -> Iterator[list[tup
     data = sum(part.x.nbytes for _, part in _samples_of(works[0][1]))
     samples = 0 if action == "evaluate" else getattr(task.method, "batch_size", PIECE)
     own = COPIES * model + 2 * samples * activations + (data if action == "evaluate" else 0)
-    most = min(MOST_CLIENTS, STACK_BYTES[engine] // own, DATA_BYTES // max(1, data))
+    device = works[0][1].site.network.device
+    most = min(most_clients(device), STACK_BYTES[engine] // own, DATA_BYTES // max(1, data))
     slower = engine == "auto" and convolves  # many convolutions at once are slower than each
     if most < LEAST_CLIENTS[engine] or slower:
         return
@@ -115,23 +124,15 @@ def evenly(items: Sequence[T], most: int) -> Iterator[list[T]]:
         yield list(items[start:end])
 
 
-def window(task: Task) -> int:
+def window(task: Task, device: torch.device) -> int:
     """How many requests may be answered before the first reply is asked for."""
     model = model_bytes(task.model, task.scenario.input_shape, task.predicts.outputs)
-    return max(1, min(MOST_CLIENTS, STACK_BYTES["stack"] // model))
+    return max(1, min(most_clients(device), STACK_BYTES["stack"] // model))
 
 
-def _shapes(records: Mapping[str, Tensors]) -> Hashable:
-    return tuple(
-        (record, tuple((name, tensor.shape, tensor.dtype) for name, tensor in tensors.items()))
-        for record, tensors in sorted(records.items())
-    )
-
-
-def _environments(work: Work) -> Hashable:
-    """How many training samples there are of each environment."""
-    found, counts = torch.unique(work.site.data.train.environment, return_counts=True)
-    return tuple(found.tolist()), tuple(counts.tolist())
+def most_clients(device: torch.device) -> int:
+    """The most in a stack: on the CPU more are no faster."""
+    return MOST_CLIENTS if device.type == "cpu" else MOST_ELSEWHERE
 
 
 def _samples_of(work: Work) -> list[tuple[str, Examples]]:
@@ -151,6 +152,19 @@ class StackedExamples(Examples):
     def __len__(self) -> int:
         return self.y.shape[1]
 
+    def numbered(self) -> Mapping[int, Examples]:
+        """The samples of each environment, which are found once: a GPU is waited for."""
+        return self._numbered
+
+    @cached_property
+    def _numbered(self) -> Mapping[int, Examples]:
+        return super().numbered()
+
+    @cached_property
+    def _first(self) -> Tensor:
+        """The place of each client's first sample among those of all."""
+        return torch.arange(len(self.y), device=self.y.device)[:, None] * len(self)
+
     def __getitem__(self, index: Tensor) -> "StackedExamples":
         """By number: the same of each client (b,) or its own (clients, b); or by a condition (clients, n)."""
         if index.dtype == torch.bool:
@@ -164,8 +178,7 @@ class StackedExamples(Examples):
             return StackedExamples(x, y, environment)
         if index.dim() == 1:
             index = index.expand(len(self.y), -1)
-        first = torch.arange(len(self.y), device=index.device)[:, None] * len(self)
-        rows, size = (first + index).flatten(), index.shape
+        rows, size = (self._first + index).flatten(), index.shape
 
         def own(values: Tensor) -> Tensor:
             return values.flatten(0, 1).index_select(0, rows).view(*size, *values.shape[2:])
@@ -245,12 +258,16 @@ def _stacked(records: Sequence[Mapping[str, Tensors]]) -> dict[str, Tensors]:
 # ---------------------------------------------------------------------- its work
 
 
-def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExamples) -> list[tuple[Reply, Kept]]:
-    """The reply of each client of a stack, and what it keeps from now on. Raises what the half raises.
+def answers(
+    half: type[Client[Any]], works: Sequence[Work], train: StackedExamples, graphs: Graphs
+) -> tuple[Reply, dict[str, Tensors]]:
+    """The stack's reply, and all that its clients keep from now on; a record that is as it was is empty.
+
+    Raises what the half raises.
 
     Nothing is changed: what is kept counts once it is stored.
     """
-    first, count = works[0], len(works)
+    first = works[0]
     data = ClientData(train, train, {})
     if first.action == "evaluate":
         parts = [work.site.data for work in works]
@@ -266,7 +283,7 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
         first.site.task,
         training=first.site.training,
     )
-    before = _stacked([work.before for work in works])
+    before = {name: _kept([work.before[name] for work in works], net.device) for name in first.before}
     received = replace(
         first.received,
         arrays=_stacked([work.received.arrays for work in works]),
@@ -275,44 +292,67 @@ def answers(half: type[Client[Any]], works: Sequence[Work], train: StackedExampl
             for place in range(len(first.received.references))
         ],
     )
-    client = half(site, first.task.method, dict(before))
-    replies = _replies(client.answer(first.action, received), count)
-    changed = {name: tensors for name, tensors in client.kept.items() if tensors is not before.get(name)}
-    # Copies, since a part of a stack would hold the memory of all of it.
-    own = {name: [_copies(tensors) for tensors in _unstacked(found, count)] for name, found in changed.items()}
-    kept = [
-        {name: own[name][place] if name in own else work.before[name] for name in client.kept}
-        for place, work in enumerate(works)
-    ]
-    return list(zip(replies, kept, strict=True))
+
+    def work(given: Given, orders: Orders) -> tuple[Reply, dict[str, Tensors]]:
+        own = replace(site, data=replace(data, train=given.train), orders=orders)
+        client = half(own, first.task.method, dict(given.before))
+        return client.answer(first.action, given.received), client.kept
+
+    given = Given(received, before, train)
+    key = (half, first.form, half.phase(first.task.method, site.training, received.round))
+    if capturable(half, first, net):
+        reply, after = graphs.do(key, work, given, site.seed, site.stack, data=not half.by_environment)
+    else:
+        reply, after = work(given, Orders())
+    return reply, {name: {} if tensors is before.get(name) else tensors for name, tensors in after.items()}
 
 
-def _replies(reply: Reply, count: int) -> list[Reply]:
-    arrays = {name: _unstacked(tensors, count) for name, tensors in reply.arrays.items()}
-    metrics = {
-        name: value.tolist() if isinstance(value, Tensor) else [value] * count
-        for name, value in reply.metrics.items()
-    }
-    return [
-        Reply(
-            {name: found[place] for name, found in arrays.items()},
-            {name: values[place] for name, values in metrics.items()},
-            reply.settings,
-        )
-        for place in range(count)
-    ]
+def capturable(half: type[Client[Any]], work: Work, net: Network) -> bool:
+    """Whether a stack's work may be captured: of a half that says so, a model that draws nothing, and no optimizer
+    that counts its steps from round to round."""
+    counts = any(STEPS in own for own in work.before.values())
+    said = work.action in vars(half).get("captures", ())
+    return said and possible(net.device) and not (net.draws or counts or work.received.references)
 
 
-def _unstacked(tensors: Tensors, count: int) -> list[Tensors]:
-    """Each client's tensors of a stack's. One without axes, such as a number of steps, is the same for all."""
-    parts = {
-        name: tensor.detach().unbind() if tensor.dim() else (tensor.detach(),) * count
-        for name, tensor in tensors.items()
-    }
-    if wrong := [name for name, own in parts.items() if len(own) != count]:
-        raise ValueError(f"{wrong[0]!r} has no part for each of the {count} clients of the stack")
-    return [{name: own[place] for name, own in parts.items()} for place in range(count)]
+def stack_reply(reply: Reply, nodes: Sequence[int]) -> StackReply:
+    """A stack's reply as it leaves. Raises `ValueError` where it is not one answer for each client."""
+    arrays = {name: whole(tensors, len(nodes)) for name, tensors in reply.arrays.items()}
+    found = StackReply(nodes, arrays, _numbers(reply.metrics, len(nodes)), reply.settings)
+    found.content(0)  # raises for what no message could hold
+    return found
 
 
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: tensor.clone() for name, tensor in tensors.items()}
+def whole(tensors: Tensors, count: int) -> Tensors:
+    """A stack's tensors, each with an axis of clients: one without axes, such as a number of steps, is the same
+    for all. Raises `ValueError` for one that has not as many."""
+    found = {}
+    for name, tensor in tensors.items():
+        tensor = tensor.detach()
+        tensor = tensor.float() if tensor.dtype == torch.bfloat16 else tensor
+        found[name] = tensor if tensor.dim() else tensor.expand(count)
+        if len(found[name]) != count:
+            raise ValueError(f"{name!r} has no part for each of the {count} clients of the stack")
+    return found
+
+
+def _numbers(metrics: Mapping[str, Any], count: int) -> dict[str, list[Any]]:
+    """A stack's metrics on the host, which waits once for the device for all of one type."""
+    found: dict[str, list[Any]] = {name: [value] * count for name, value in metrics.items()}
+    tensors = {name: value for name, value in metrics.items() if isinstance(value, Tensor)}
+    for dtype in {value.dtype for value in tensors.values()}:
+        alike = {name: value for name, value in tensors.items() if value.dtype == dtype}
+        columns = [value.reshape(count, -1) for value in alike.values()]
+        sizes = [column.shape[1] for column in columns]
+        here = torch.split(torch.cat(columns, 1).cpu(), sizes, 1)
+        for (name, value), part in zip(alike.items(), here, strict=True):
+            found[name] = part.view(value.shape).tolist()
+    return found
+
+
+def _kept(own: Sequence[Mapping[str, Tensor]], device: torch.device) -> Tensors:
+    """What each client of a stack keeps in a record, as one."""
+    rows = [tensors for tensors in own if isinstance(tensors, Row)]
+    if len(rows) == len(own) and all(row.shelf is rows[0].shelf for row in rows):
+        return rows[0].shelf.take(rows, device)
+    return {name: torch.stack([tensors[name].to(device) for tensors in own]) for name in own[0]}

@@ -1,7 +1,7 @@
 """From a Flower message to a method's client half and back; holds what lasts as long as the process."""
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Container, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatch
 from functools import cached_property, lru_cache
@@ -10,11 +10,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Message, RecordDict
 
-from perennial.client.cohort import StackedData, Work, answers, evenly, shape, stackable, stacks, window
+from perennial.client.captured import Graphs
+from perennial.client.cohort import (
+    StackedData,
+    Work,
+    answers,
+    asked_form,
+    evenly,
+    shape,
+    stack_reply,
+    stackable,
+    stacks,
+    whole,
+    window,
+)
 from perennial.client.request import Request, checked
 from perennial.client.secure_aggregation import Participant, Vault
+from perennial.client.shelf import Row, Shelf, form_of
 from perennial.client.site_data import OwnSite
 from perennial.client.snapshot import Snapshot, results_of
 from perennial.client.state import RESIDENT, FileStates, Kept, Version, before_message, digest, needed, valid
@@ -32,22 +46,13 @@ from perennial.common.models.torch_state import products
 from perennial.common.privacy.secure_aggregation import ACTIONS, KEYS, TERMS
 from perennial.common.selection import SUMS, place_of, split_off
 from perennial.common.selection import record as reference
+from perennial.common.stacks import Requests, StackReply, content_of
 from perennial.common.utils.discovery import defined_in, names_in
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.suggestions import unknown
 from perennial.common.utils.tensors import Tensors, change_marks, must_be_records
-from perennial.common.wire import (
-    CLIENT,
-    CONFIG,
-    FROZEN,
-    METRICS,
-    NUM_EXAMPLES,
-    PERSONAL,
-    from_record,
-    records,
-    to_record,
-)
+from perennial.common.wire import CLIENT, FROZEN, NUM_EXAMPLES, PERSONAL, from_record, records
 
 
 @lru_cache
@@ -186,10 +191,15 @@ class Host:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     own: OwnSite | None = None
     engine: Engine = "loop"
+    stay: Container[int] = ()
+    """Clients that are needed again and again, whose data are let go after those of others."""
     _sites: OrderedDict[int, Site] = field(default_factory=OrderedDict)
     _text: str = ""
     """The task that the sites are of."""
     _stacked: StackedData = field(default_factory=StackedData)
+    _graphs: Graphs = field(default_factory=Graphs)
+    _shelves: dict[tuple[str, str], Shelf] = field(default_factory=dict)
+    """What the clients of stacks keep, by record and form."""
 
     def site(self, text: str, task: Task, number: int) -> Site:
         """Client number `number` of the task. Raises `UserError`.
@@ -202,11 +212,14 @@ class Host:
             client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
             self._stacked.clear()
+            self._graphs.clear()
             self._text = text
         if number not in self._sites:
             self._sites[number] = self._load(task, number)
             if len(self._sites) > RESIDENT:
-                self._sites.popitem(last=False)
+                oldest = next(iter(self._sites))
+                others = (own for own in self._sites if own not in self.stay and own != number)
+                del self._sites[next(others, oldest)]
         self._sites.move_to_end(number)
         return self._sites[number]
 
@@ -237,98 +250,128 @@ class Host:
             reply = Reply(metrics=count, settings={CLIENT: site.client, **frozen})
         elif action in ACTIONS:
             participant = Participant(f"{request.run}/{site.client}", self._vault)
-            received = self._received(message, request, task)
+            received = self._received(message.content, request, task)
             reply = Reply(participant.answer(action, received), {NUM_EXAMPLES: len(site.data.train)})
         elif action != "evaluate" and site.role != "trains":
             raise ValueError(f"{site.client} trains nothing in this run, and {action[:80]!r} is asked for")
         elif action in task.method.actions:
-            reply = self._act(self._work(message, request, task, site))
+            received = self._received(message.content, request, task)
+            work = self._work(request, action, task, site, received, digest(name_of(message)))
+            before = {name: self._own(tensors) for name, tensors in work.before.items()}
+            reply = self._act(replace(work, before=before))
         else:
             raise ValueError(
                 f"{task.method.name} has no action {action[:80]!r}, only {', '.join(task.method.actions)}"
             )
-        return Message(_content(reply), reply_to=message)
+        return Message(content_of(reply.arrays, reply.metrics, reply.settings), reply_to=message)
 
-    def ahead(self, messages: Sequence[Message], numbers: Sequence[int]) -> Iterator[Message | None]:
-        """The replies of clients with these numbers whose work is done as one stack; None where `handle` must.
+    def ahead(self, requests: Requests, numbers: Sequence[int]) -> Iterator[StackReply | int]:
+        """The replies of clients with these numbers, stack by stack; of a request that `handle` must answer its
+        place.
 
         Nothing is raised: where a stack fails, each of its clients does its own work, and the one that fails is
         known. What a stack's clients keep is stored once all of it has succeeded.
         """
-        size = self._window(messages)
-        for requests in evenly(list(zip(messages, numbers, strict=True)), size):
-            made = self._stacks(requests) if size > 1 else {}
-            for place in range(len(requests)):
-                yield made.pop(place, None)
+        for places in evenly(range(len(requests)), self._window(requests)):
+            alone = set(places)
+            for stack in self._stacks(requests, numbers, places):
+                nodes = [requests.asked[place][0] for place, _ in stack]
+                if reply := self._together([work for _, work in stack], nodes):
+                    alone.difference_update(place for place, _ in stack)
+                    yield reply
+            yield from sorted(alone)
 
-    def _window(self, messages: Sequence[Message]) -> int:
-        if self.engine == "loop" or self.own or len(messages) < 2:
-            return 1
+    def _window(self, requests: Requests) -> int:
         try:
-            return window(parse_task(checked(messages[0]).task))
+            return window(parse_task(checked(requests[0]).task), self.device) if len(requests) > 1 else 1
         except (UserError, ValueError):
             return 1
 
-    def _stacks(self, requests: Sequence[tuple[Message, int]]) -> dict[int, Message]:
-        """Replies by the places of their requests."""
+    def _stacks(
+        self, requests: Requests, numbers: Sequence[int], places: Sequence[int]
+    ) -> Iterator[list[tuple[int, Work]]]:
+        """The works of stacks with the places of their requests."""
         alike: dict[Hashable, list[tuple[int, Work]]] = {}
-        for place, (message, number) in enumerate(requests):
+        asked: dict[int, tuple[type[Client[Any]] | None, Request, Task, Received, str]] = {}
+        """Which half does what has been asked for, if it can for a stack, by the records of the request."""
+        action = requests.action
+        for place in places if len(places) > 1 else ():
             try:
-                request = checked(message)
-                task = parse_task(request.task)
-                half = client_class(type(task.method))
-                # Each augmented picture has its own draws.
-                alone = (task.augment or task.mix) and message.metadata.message_type != "evaluate"
-                if task.model.stacks and not alone and stackable(half, message):
-                    site = self.site(request.task, task, number)
-                    if site.role == "adapts":  # which trains, whatever it is asked for
+                _, arrays = requests.asked[place]
+                if id(arrays) not in asked:
+                    message = requests[place]
+                    request = checked(message)
+                    task = parse_task(request.task)
+                    received = self._received(message.content, request, task)
+                    found = client_class(type(task.method))
+                    # Each augmented picture has its own draws.
+                    alone = not task.model.stacks or ((task.augment or task.mix) and action != "evaluate")
+                    able = None if alone or not stackable(found, action, arrays) else found
+                    asked[id(arrays)] = able, request, task, received, asked_form(request, action, received)
+                half, request, task, received, form = asked[id(arrays)]
+                if half:
+                    site = self.site(request.task, task, numbers[place])
+                    # Who adapts trains, whatever it is asked for.
+                    if site.role == "adapts" or not half.can_stack(site.network):
                         continue
-                    work = self._work(message, request, task, site)
+                    work = self._work(request, action, task, site, received, form=form)
                     alike.setdefault(shape(work, half), []).append((place, work))
             except Exception:  # this client's own trouble, which it has again where it is asked alone
                 continue
-        replies: dict[int, Message] = {}
         for works in alike.values():
-            for stack in stacks(works, self.engine):
-                replies |= self._together(stack)
-        return replies
+            yield from stacks(works, self.engine)
 
-    def _together(self, stack: Sequence[tuple[int, Work]]) -> dict[int, Message]:
-        works = [work for _, work in stack]
+    def _together(self, works: Sequence[Work], nodes: Sequence[int]) -> StackReply | None:
+        """The reply of a stack's clients; none where it has failed."""
         half = client_class(type(works[0].task.method))
         try:
             with products(works[0].task.tf32):
-                found = answers(half, works, self._stacked.train(works))
-            contents = [_content(reply) for reply, _ in found]
+                reply, kept = answers(half, works, self._stacked.train(works), self._graphs)
+            found = stack_reply(reply, nodes)
+            self._store_stack(works, kept)
         except (Exception, SystemExit) as error:
             doing = f"{len(works)} clients do {works[0].action} one by one"
             log(WARNING, "perennial: %s, since as a stack it failed: %r", doing, error)
-            return {}
-        replies = {}
-        for (place, work), (reply, after), content in zip(stack, found, contents, strict=True):
-            self._store(work, after, reply)
-            replies[place] = Message(content, reply_to=work.message)
-        return replies
+            return None
+        return found
 
-    def _work(self, message: Message, request: Request, task: Task, site: Site) -> Work:
+    def _store_stack(self, works: Sequence[Work], kept: Mapping[str, Tensors]) -> None:
+        """As `_store`, of a stack's clients; `kept` as `answers` gives it."""
+        new = {name: whole(tensors, len(works)) for name, tensors in kept.items() if tensors}
+        must_be_records(new, f"the client half of {works[0].task.method.name!r}: self.kept")
+        rows: dict[str, Sequence[Any]] = {}
+        for name, tensors in new.items():
+            like = {own: tensor[0] for own, tensor in tensors.items()}
+            shelf = self._shelves.setdefault((name, form_of(like)), Shelf(like))
+            rows[name] = shelf.put(tensors, len(works))
+        if not kept and not works[0].before and works[0].action != "evaluate":
+            return
+        for place, work in enumerate(works):
+            after: Kept = {name: rows[name][place] if name in rows else work.before[name] for name in kept}
+            self._store(work, after)
+
+    def _work(
+        self,
+        request: Request,
+        action: str,
+        task: Task,
+        site: Site,
+        received: Received,
+        made_by: str = "",
+        form: str = "",
+    ) -> Work:
         place = f"{request.run}/{site.client}"
-        received = self._received(message, request, task)
-        made_by = digest(name_of(message))
-        versions = before_message(valid(self.states.get(place, []), request.resumed), made_by)
+        kept = self.states.get(place)
+        versions = before_message(valid(kept, request.resumed), made_by) if kept else []
         if versions and versions[-1].round > request.round:
             # A run that goes back says so with `resumed`. An older version would undo the newer ones.
             newest_round = versions[-1].round
             raise ValueError(f"the request is of round {request.round}, and this site has done {newest_round}")
-        before: Kept = (
-            {name: self._here(tensors) for name, tensors in versions[-1].kept.items()} if versions else {}
-        )
-        action = message.metadata.message_type
-        return Work(message, request, action, task, site, received, place, versions, made_by, before)
+        before = versions[-1].kept if versions else {}
+        return Work(request, action, task, site, received, place, versions, made_by, before, form)
 
-    def _received(self, message: Message, request: Request, task: Task) -> Received:
-        arrays = {
-            name: self._here(from_record(record)) for name, record in records(message.content, ArrayRecord).items()
-        }
+    def _received(self, content: RecordDict, request: Request, task: Task) -> Received:
+        arrays = {name: self._here(from_record(record)) for name, record in records(content, ArrayRecord).items()}
         references: list[Tensors] = []
         while (name := reference(len(references))) in arrays:
             references.append(arrays.pop(name))
@@ -357,10 +400,17 @@ class Host:
             own, sums, metrics = _terms(work, reply)
             masked = participant.masked(work.received, own, sums, work.action)
             reply = replace(reply, arrays=masked, metrics=metrics)
-        self._store(work, client.kept, reply)
+        self._store(work, client.kept)
+        if work.action == "evaluate" and isinstance(self.states, FileStates):
+            results = results_of(reply, work.task.predicts)
+            snapshot = Snapshot(
+                work.request.task, work.site.client, self.data_root, work.received, client.kept, self.own,
+                work.request.run, results,
+            )  # fmt: skip
+            snapshot.save(self.states.folder / work.place)
         return reply
 
-    def _store(self, work: Work, after: Kept, reply: Reply) -> None:
+    def _store(self, work: Work, after: Kept) -> None:
         """What a client keeps, once its work has succeeded."""
         request, versions, before, place = work.request, work.versions, work.before, work.place
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
@@ -375,12 +425,6 @@ class Host:
             self.states[place] = needed([*versions, newest], request.checkpoints)
         if work.action == "evaluate" and TERMS not in work.received.arrays:
             self._vault.forget(place)  # of a round that went on without this client
-        if work.action == "evaluate" and isinstance(self.states, FileStates):
-            results, client = results_of(reply, work.task.predicts), work.site.client
-            snapshot = Snapshot(
-                request.task, client, self.data_root, work.received, after, self.own, request.run, results
-            )
-            snapshot.save(self.states.folder / place)
 
     @cached_property
     def _vault(self) -> Vault:
@@ -388,6 +432,11 @@ class Host:
 
     def _here(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.device) for name, tensor in tensors.items()}
+
+    def _own(self, tensors: Mapping[str, torch.Tensor]) -> Tensors:
+        """One client's kept tensors, which a row is not once it is free."""
+        own = {name: tensor.to(self.device) for name, tensor in tensors.items()}
+        return {name: tensor.clone() for name, tensor in own.items()} if isinstance(tensors, Row) else own
 
 
 def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Sum], Mapping[str, Any]]:
@@ -398,19 +447,3 @@ def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Su
         return own, SUMS, metrics
     numbers = {name: float(v) for name, v in reply.metrics.items() if isinstance(v, (int, float))}
     return method.terms(reply.arrays, numbers), method.summed(), reply.metrics
-
-
-def _content(reply: Reply) -> RecordDict:
-    content: dict[str, ArrayRecord | MetricRecord | ConfigRecord] = {
-        name: to_record(tensors) for name, tensors in reply.arrays.items()
-    }
-    content[METRICS] = metrics = MetricRecord()
-    for name, value in reply.metrics.items():
-        try:
-            metrics[name] = value  # type: ignore[assignment] # of one client: no tensors
-        except TypeError:
-            words = f"a tensor of shape {[*value.shape]}" if isinstance(value, torch.Tensor) else repr(value)
-            raise ValueError(f"metric {name!r}: {words[:100]} is not possible; it must be a number") from None
-    if reply.settings:
-        content[CONFIG] = ConfigRecord(dict(reply.settings))
-    return RecordDict(content)

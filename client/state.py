@@ -51,9 +51,12 @@ def valid(versions: Sequence[Version], resumed: Sequence[int]) -> list[Version]:
 
     A version of an earlier attempt counts only up to every round at which the run was taken up again since.
     """
-    return sorted(
-        (v for v in versions if all(v.round <= start for start in resumed[v.attempt :])),
-        key=lambda version: (version.round, version.part),
+    return (
+        versions
+        and sorted(  # type: ignore[return-value]
+            (v for v in versions if all(v.round <= start for start in resumed[v.attempt :])),
+            key=lambda version: (version.round, version.part),
+        )
     )
 
 
@@ -183,7 +186,8 @@ class SavedStates(MutableMapping[str, list[Version]]):
         return len({*self._in_memory, *self._on_disk})
 
     def _let_go(self) -> None:
-        for place in list(self._in_memory)[: max(0, len(self._in_memory) - self.most)]:
+        over = len(self._in_memory) - self.most
+        for place in list(self._in_memory)[:over] if over > 0 else ():
             if place not in self._changed:
                 del self._in_memory[place]
 

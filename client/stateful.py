@@ -1,11 +1,13 @@
 """Local training with an optimizer whose state may last: for PerInvFL, its ablations and its baselines."""
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import register_pytree_node
 
 from perennial.client.objectives import squared_norm
 from perennial.client.steps import Momentum, Working
@@ -13,6 +15,7 @@ from perennial.client.trainer import LocalTrainer, Means, Metrics, Received, Rep
 from perennial.common.data.examples import Examples
 from perennial.common.mathematics.adam import Adam
 from perennial.common.methods.stateful import StatefulTraining
+from perennial.common.training import Training
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, NUM_EXAMPLES
 
@@ -22,11 +25,32 @@ SHARED = "optimizer-shared"
 OWN = "optimizer-personal"
 
 
+@dataclass(frozen=True)
+class Chosen(Examples):
+    """A mini-batch of which some samples count: `counts` (n,) is 1 for these, and 0 for the others."""
+
+    counts: Tensor
+
+    def mean(self, values: Tensor) -> Tensor:
+        """The mean of values (n,) over the samples that count; 0 where there are none."""
+        return (values * self.counts).sum() / self.counts.sum().clamp(min=1)
+
+
+register_pytree_node(
+    Chosen, lambda c: ([c.x, c.y, c.environment, c.counts], None), lambda parts, _: Chosen(*parts)
+)
+
+
 class StatefulTrainer(LocalTrainer[S]):
     """`v ← v − γ · direction(∇L(v; B))`, `local_steps` times from the received model.
 
     A subclass with a personal model has a loop of its own and takes the steps of v with `shared_step`.
     """
+
+    @classmethod
+    def phase(cls, hparams: Any, training: Training, round_: int) -> Hashable:
+        begins = round_ if hparams.batch_order == "sequential" else 0
+        return super().phase(hparams, training, round_), begins
 
     def __init__(self, site: Site, hparams: S, kept: dict[str, Tensors]) -> None:
         super().__init__(site, hparams, kept)
@@ -57,7 +81,14 @@ class StatefulTrainer(LocalTrainer[S]):
 
     def risk(self, params: Tensors, part: Examples) -> Tensor:
         """Mean cross-entropy of samples."""
-        return self.criterion(self.network.predict(params, part.x, training=True), part.y)
+        return self.risk_of(self.network.predict(params, part.x, training=True), part)
+
+    def risk_of(self, outputs: Tensor, part: Examples) -> Tensor:
+        """Mean loss of samples with these outputs."""
+        if not isinstance(part, Chosen):
+            return self.criterion(outputs, part.y)
+        smoothing = self.training.label_smoothing
+        return part.mean(self.task.loss(outputs, part.y, smoothing=smoothing, reduction="none"))
 
     def decayed(self, value: Tensor, params: Tensors) -> Tensor:
         """`value + (weight_decay/2) ‖θ‖²`. Part of the loss here, since IRM's rescaling divides it, too."""
@@ -88,11 +119,17 @@ class StatefulTrainer(LocalTrainer[S]):
             yield train[pieces[number % len(pieces)]]
 
     def contexts(self, round_: int) -> Iterator[tuple[Examples, list[Examples]]]:
-        """The round's mini-batches, each with its samples by environment.
+        """The round's mini-batches, each with its samples by environment; in a stack, whose clients do not draw as
+        many of each, they are `Chosen` from the mini-batch.
 
         Which samples these are is found out beforehand, on the host: so a step does not wait for the device.
         """
         train = self.data.train
+        if self.stack:
+            for batch in self.batches(self.hparams.local_steps, round_):
+                x, y, place = batch.x, batch.y, batch.environment
+                yield batch, [Chosen(x, y, place, (place == number).float()) for number in train.numbered()]
+            return
         rows = torch.arange(len(train))
         drawn = self.batches(self.hparams.local_steps, round_, of=Examples(rows, rows, train.environment.cpu()))
         found = [[batch.x, *(part.x for part in batch.by_environment())] for batch in drawn]

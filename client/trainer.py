@@ -8,7 +8,7 @@ gets, keeps and answers has the clients as first axis. `each` makes a function o
 stack's, and for a client alone it changes nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -107,6 +107,22 @@ class Reply:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+class Orders:
+    """Random orders of clients' samples."""
+
+    def passes(
+        self, seed: int, clients: str | Sequence[str], round_: int, purpose: str, count: int, device: torch.device
+    ) -> Iterator[Tensor]:
+        """Without end an order of a client's `count` samples, or of each client's in a stack (clients, count)."""
+        names = [clients] if isinstance(clients, str) else clients
+        generators = [torch_generator(seed, client, round_, purpose) for client in names]
+        while True:
+            drawn = torch.empty(len(names), count, dtype=torch.int64)
+            for generator, row in zip(generators, drawn.unbind(), strict=True):
+                torch.randperm(count, generator=generator, out=row)
+            yield (drawn[0] if isinstance(clients, str) else drawn).to(device)
+
+
 @dataclass(frozen=True)
 class Site:
     """What stands at a client for the whole run: who it is, its data, its resident network, its run's seed."""
@@ -124,6 +140,18 @@ class Site:
     """How steps are taken."""
     augmentation: Augmentation | None = None
     """What changes the samples of mini-batches."""
+    orders: Orders = field(default_factory=Orders)
+    """Where the orders of mini-batches come from."""
+
+    @cached_property
+    def forms(self) -> tuple[str, str, str]:
+        """What clients of one stack have alike: the shapes of what they train on, of all data that they evaluate,
+        and how many samples there are of each environment."""
+        data = self.data
+        every = [("", data.train), ("", data.validation), *data.test.items()]
+        shapes = [(name, tuple(part.x.shape), part.x.dtype) for name, part in every]
+        found, counts = torch.unique(data.train.environment, return_counts=True)
+        return repr(shapes[0]), repr(shapes), repr((found.tolist(), counts.tolist()))
 
     def drawing(self, round_: int, action: str) -> AbstractContextManager[None]:
         """In which the model's own draws, as dropout's, are this client's for the action in this round."""
@@ -145,12 +173,25 @@ class Client(Generic[H]):
 
     stacks: ClassVar[tuple[str, ...]] = ()
     """The actions that this half can do for a stack of clients. Said anew by each class: it is not inherited."""
+    captures: ClassVar[tuple[str, ...]] = ()
+    """Of `stacks` the actions whose work in one round is that of another but for tensors, the orders of samples
+    and `phase`: a GPU does it without Python (client/captured.py). Said anew by each class, too."""
     by_environment: ClassVar[bool] = False
     """Whether it looks at samples of each environment apart: then a stack's clients have as many of each."""
 
+    @classmethod
+    def can_stack(cls, network: Network) -> bool:
+        """Whether clients of this model can be a stack."""
+        return True
+
+    @classmethod
+    def phase(cls, hparams: Any, training: Training, round_: int) -> Hashable:
+        """What of a round changes the work of `captures`, beside tensors and draws."""
+        return training.schedule.at(round_)
+
     def __init__(self, site: Site, hparams: H, kept: dict[str, Tensors]) -> None:
         self.client, self.data, self.network, self.seed = site.client, site.data, site.network, site.seed
-        self.stack, self._task = site.stack, site.task
+        self.stack, self._task, self.orders = site.stack, site.task, site.orders
         self.role, self.training, self.augmentation = site.role, site.training, site.augmentation
         self.hparams = hparams
         self.kept = kept
@@ -225,7 +266,8 @@ class Client(Generic[H]):
 
     def criterion(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Mean loss () of the run's task on a mini-batch's outputs and targets."""
-        return self.task.loss(outputs, targets, smoothing=self.training.label_smoothing)
+        loss = self.task.mapped_loss if self.stack else self.task.loss
+        return loss(outputs, targets, smoothing=self.training.label_smoothing)
 
     def value(self, loss: Loss, model: Working, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
         """A loss where the model stands, and its metrics. Raises `ValueError` where one of them is no scalar."""
@@ -326,13 +368,13 @@ class Client(Generic[H]):
         ]
         for model, predict in (self.evaluated if len(self.data.train) else self.untrained)(received).items():
             for split, environments in splits.items():
-                parts = environments.values()
-                answers = [(self.task.usable(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+                parts = list(environments.values())
+                answers, losses = self.judged(predict, parts)
                 place = f"{model}/{split}"
                 metrics[f"{place}/count"] = [len(part) for part in parts]
                 sums = [
-                    {**self.task.sums(*answer), "loss": self.losses(*answer).double().sum(dim=-1, keepdim=True)}
-                    for answer in answers
+                    {**self.task.sums(*answer), "loss": own.double().sum(dim=-1, keepdim=True)}
+                    for answer, own in zip(answers, losses, strict=True)
                 ]
                 for name in (*self.task.columns, "loss"):
                     metrics[f"{place}/{name}"] = column([own[name] for own in sums])
@@ -346,6 +388,22 @@ class Client(Generic[H]):
                     count = partial(_tallies, count=sum(self.task.answers))
                     metrics |= self.lists(f"{model}/{SPLIT}", count, *counted)
         return Reply(metrics=metrics, settings={split: list(parts) for split, parts in splits.items()})
+
+    def judged(
+        self, predict: Predictor, parts: Sequence[Examples]
+    ) -> tuple[list[tuple[Tensor, Tensor]], list[Tensor]]:
+        """A model's usable outputs and the targets of each part, and its losses; in a stack all parts go through
+        the model together."""
+        if not self.stack or len(parts) < 2:
+            answers = [(self.task.usable(self.outputs(predict, part.x), part.y), part.y) for part in parts]
+            return answers, [self.losses(*answer) for answer in answers]
+        targets = torch.cat([part.y for part in parts], dim=1)
+        outputs = self.task.usable(self.outputs(predict, torch.cat([part.x for part in parts], dim=1)), targets)
+        sizes = [len(part) for part in parts]
+        each = [
+            list(torch.split(every, sizes, dim=1)) for every in (outputs, targets, self.losses(outputs, targets))
+        ]
+        return list(zip(each[0], each[1], strict=True)), each[2]
 
 
 def column(sums: Sequence[Tensor]) -> list[int] | list[float] | Tensor:
@@ -417,11 +475,8 @@ class LocalTrainer(Client[T]):
 
     def stream(self, examples: Examples, round_: int, purpose: str) -> Iterator[Examples]:
         """Mini-batches of some of the client's samples without end, reshuffled at the end of each pass."""
-        clients = self.stack or (self.client,)
-        generators = [torch_generator(self.seed, client, round_, purpose) for client in clients]
-        while True:
-            orders = [torch.randperm(len(examples), generator=generator) for generator in generators]
-            order = (torch.stack(orders) if self.stack else orders[0]).to(examples.y.device)
+        clients, device = self.stack or self.client, examples.y.device
+        for order in self.orders.passes(self.seed, clients, round_, purpose, len(examples), device):
             for index in torch.split(order, self.hparams.batch_size, dim=-1):
                 yield examples[index]
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from flwr.app import Context, Message
+from flwr.app import Context
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.host import Host, pick_device
@@ -13,6 +13,7 @@ from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
 from perennial.common.models.memory import COPIES, keep_freed, must_fit
 from perennial.common.models.torch_state import plain_torch
+from perennial.common.stacks import Requests, StackReply
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import NAME, Tracebacks
 from perennial.server.run.folder import Checkpoint, RunFolder
@@ -44,6 +45,10 @@ class LocalRuntime:
         self.states = SavedStates()
         device = pick_device(config.device)
         self.host = host = Host(self.states, config.data_folder, device, engine=config.cohort_engine)
+        if config.evaluates_some:
+            # Else an evaluation, which goes through them in order, would find that each has just been let go.
+            evaluated = set(config.evaluated)
+            host.stay = {number for number, client in enumerate(config.scenario.client_ids) if client in evaluated}
         self.references = load_references(config)
         strategy_class(config.method)
         text, scenario = config.task(), config.scenario
@@ -54,8 +59,8 @@ class LocalRuntime:
         host.site(text, parse_task(text), 0)
         app = OneHandlerApp(lambda message, context: host.handle(message, number(context)))
 
-        def ahead(messages: Sequence[Message], contexts: Sequence[Context]) -> Iterable[Message | None]:
-            return host.ahead(messages, list(map(number, contexts)))
+        def ahead(requests: Requests, contexts: Sequence[Context]) -> Iterable[StackReply | int]:
+            return host.ahead(requests, list(map(number, contexts)))
 
         stacks = config.cohort_engine != "loop"
         self.grid = LocalGrid(app, len(config.scenario.client_ids), ahead if stacks else None)

@@ -147,7 +147,7 @@ class MethodStrategy(Strategy, Generic[H]):
     def prepare(self, server_round: int, cohort: list[str], grid: Grid) -> None:
         """Exchanges of a round before the one that trains, with `exchange` or `averaged`."""
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> Sequence[Message]:
         """The requests to train, whose replies go through `collected`."""
         return self.messages(
             server_round,
@@ -312,7 +312,7 @@ class MethodStrategy(Strategy, Generic[H]):
         expect: Mapping[str, Template] | Callable[[str], Mapping[str, Template]] | None = None,
         optional: Mapping[str, Template] | None = None,
         settings: Mapping[str, Scalar] | None = None,
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """One request per client of the cohort, in client-id order.
 
         `payload` and `expect` (the records that a reply must bring, as tensors of the right shapes and types) may
@@ -375,7 +375,7 @@ class MethodStrategy(Strategy, Generic[H]):
         quorum = self.run.quorum if quorum is None else quorum
         return self.exchanges[-1].accepted(replies, self._limits, quorum, check)
 
-    def send(self, grid: Grid, messages: list[Message], seconds: float | None = None) -> Iterable[Message]:
+    def send(self, grid: Grid, messages: Sequence[Message], seconds: float | None = None) -> Iterable[Message]:
         """The replies to `messages` that come before the run's deadline, or within so many seconds."""
         return grid.send_and_receive(messages, timeout=self.run.deadline if seconds is None else seconds)
 
@@ -405,7 +405,7 @@ class MethodStrategy(Strategy, Generic[H]):
 
     def _requests(
         self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         self.exchanges.append(exchange)
         protocol: dict[str, Scalar] = {
             TASK: self._task,

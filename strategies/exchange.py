@@ -2,13 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 
 from perennial.common import wire
 from perennial.common.flower.names import ErrorCode
+from perennial.common.stacks import Part, Requests, StackReply
 from perennial.common.utils.errors import RunStopped, UserError, printable, some_of
 from perennial.common.utils.tensors import Tensors, change_marks
 from perennial.common.wire import CONFIG, METRICS, NUM_EXAMPLES, records
@@ -20,6 +23,7 @@ from perennial.strategies.screening import (
     accept,
     check_metrics,
     check_sizes,
+    within,
 )
 
 Payload = Mapping[str, Tensors]
@@ -31,14 +35,16 @@ LONGEST_ERROR = 1000
 """Letters of an error's reason that are looked at: an exception's class and the first of what it says."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class AcceptedReply:
     """One client's reply, once it has been screened."""
 
     client: str
     arrays: Mapping[str, Tensors]
-    metrics: MetricRecord
-    settings: ConfigRecord
+    metrics: Mapping[str, Any]
+    settings: Mapping[str, Any]
+    nbytes: int = 0
+    """Of its tensors' values."""
 
     def __getitem__(self, record: str) -> Tensors:
         return self.arrays[record]
@@ -78,28 +84,39 @@ class Exchange:
     _sent: list[tuple[str, Tensors, list[tuple[int, int]]]] = field(default_factory=list)
     """The records that are under way, and their marks when they were sent."""
 
-    def requests(self, payload: PerClient, config: ConfigRecord) -> list[Message]:
+    def requests(self, payload: PerClient, config: ConfigRecord) -> Requests:
         """One request per client, with the same `config` for all."""
-        messages = []
+        asked = []
+        # The same tensors for several clients become one record, and the same records one content.
         encoded: dict[int, tuple[Tensors, ArrayRecord]] = {}
+        contents: dict[tuple[tuple[str, int], ...], tuple[dict[str, ArrayRecord], int]] = {}
+        before: Payload | None = None
+        content: dict[str, ArrayRecord] = {}
+        size = 0
         for node, client in self.clients.items():
-            content = RecordDict({CONFIG: config})
-            given = payload(client)
-            _must_not_be_reserved(given, f"a request to {self.action!r}")
-            for name, tensors in given.items():
-                # The same tensors for several clients become one record.
-                if id(tensors) not in encoded:
-                    encoded[id(tensors)] = tensors, wire.to_record(tensors)
-                    sent = wire.from_record(encoded[id(tensors)][1])
-                    self._sent.append((name, sent, change_marks(sent)))
-                content[name] = encoded[id(tensors)][1]
-                self.bytes_down += wire.payload_bytes(tensors)
-            messages.append(Message(content, node, self.action, group_id=str(self.round)))
-        return messages
+            if (given := payload(client)) is before:
+                self.bytes_down += size
+                asked.append((node, content))
+                continue
+            before = given
+            key = tuple((name, id(tensors)) for name, tensors in given.items())
+            if key not in contents:
+                _must_not_be_reserved(given, f"a request to {self.action!r}")
+                for name, tensors in given.items():
+                    if id(tensors) not in encoded:
+                        encoded[id(tensors)] = tensors, wire.to_record(tensors)
+                        sent = wire.from_record(encoded[id(tensors)][1])
+                        self._sent.append((name, sent, change_marks(sent)))
+                size = sum(map(wire.payload_bytes, given.values()))
+                contents[key] = {name: encoded[id(tensors)][1] for name, tensors in given.items()}, size
+            content, size = contents[key]
+            self.bytes_down += size
+            asked.append((node, content))
+        return Requests(self.action, self.round, config, asked)
 
     def accepted(
         self,
-        replies: Iterable[Message],
+        replies: Iterable[Message | StackReply],
         limits: Limits,
         quorum: float,
         check: Callable[[AcceptedReply], object] = lambda _: None,
@@ -110,26 +127,19 @@ class Exchange:
         out and named in `left_out`; so is one for which `check` raises `Rejected`, or anything else. Raises
         `RunStopped` after the last reply when fewer than `quorum`, a share of those asked, could be used.
         """
-        if isinstance(replies, Sequence):  # a stock Grid's: in order of arrival
-            replies = sorted(replies, key=lambda reply: self.clients.get(reply.metadata.src_node_id, ""))
         asked = len(self.clients) + len(self.left_out)
         waiting = dict(self.clients)
         used = 0
-        for message in replies:
-            client = waiting.pop(message.metadata.src_node_id, None)
-            if client is None:
-                continue  # the SuperLink's word on a lost node: that client is named below
-            expect = self.expect(client)
-            _must_not_be_reserved(expect, f"the reply that it expects to {self.action!r}")
-            try:
-                reply = self._screened(client, message, expect, limits)
-                check(reply)
-            except Exception as error:  # whatever a reply makes anything here raise is its client's fault
-                self.left_out[client] = str(error if isinstance(error, Rejected) else Rejected(_raised(error)))
-                if message.has_error() and message.error.code in SILENT:
-                    self.silent.add(client)
+        for client, reply in self._in_order(replies, limits, waiting):
+            if isinstance(reply, str):
+                self.left_out[client] = reply
                 continue
-            self.bytes_up += sum(wire.payload_bytes(tensors) for tensors in reply.arrays.values())
+            try:
+                check(reply)
+            except Exception as error:
+                self.left_out[client] = _reason(error)
+                continue
+            self.bytes_up += reply.nbytes
             used += 1
             if NUM_EXAMPLES in reply.metrics:
                 self.samples[client] = reply.num_examples
@@ -152,12 +162,67 @@ class Exchange:
                 f"{self.action!r}, and quorum={quorum} asks for {need} ({reasons})"
             )
 
-    def _screened(
-        self, client: str, message: Message, expect: Mapping[str, Template], limits: Limits
-    ) -> AcceptedReply:
+    def _in_order(
+        self, replies: Iterable[Message | StackReply], limits: Limits, waiting: dict[int, str]
+    ) -> Iterator[tuple[str, AcceptedReply | str]]:
+        """Each client's reply, or why it cannot be used, in the order of the clients; those that have come are no
+        longer `waiting`."""
+        found: dict[str, AcceptedReply | str] = {}
+        come = iter(replies)
+        for client in self.clients.values():
+            while client not in found and (reply := next(come, None)) is not None:
+                if isinstance(reply, StackReply):
+                    found |= self._stack(reply, limits, waiting)
+                elif one := waiting.pop(reply.metadata.src_node_id, None):
+                    found[one] = self._alone(one, reply, limits)
+                # Else the SuperLink's word on a lost node: that client is named as one that did not answer.
+            if client in found:
+                yield client, found.pop(client)
+        for _ in come:
+            pass  # nobody was asked for it
+
+    def _alone(self, client: str, message: Message, limits: Limits) -> AcceptedReply | str:
+        expect = self._expected(client)
+        if message.has_error() and message.error.code in SILENT:
+            self.silent.add(client)
         if message.has_error():
-            raise Rejected(_error_text(message))
-        content, run = message.content, limits.run
+            return str(Rejected(_error_text(message)))
+        node = message.metadata.src_node_id
+        return _or_reason(partial(self._screened, client, node, message.content, expect, limits))
+
+    def _stack(self, reply: StackReply, limits: Limits, waiting: dict[int, str]) -> dict[str, AcceptedReply | str]:
+        """The replies of a stack's clients. They have one form, so the first one's is that of all; each one's
+        numbers are looked at, and who has one that is not possible is screened alone, which has the reason."""
+        own = reply.arrays
+        size = sum(map(wire.payload_bytes, reply.arrays.values())) // len(reply)
+        metrics, fine = reply.rows(), within(reply, limits)
+        known: dict[tuple[int, ...], tuple[Mapping[str, Template], list[str]]] = {}
+        """What has been expected and found: held, so that an id is one object's; and the order of the records."""
+        found: dict[str, AcceptedReply | str] = {}
+        for place, node in enumerate(reply.nodes):
+            if (client := waiting.pop(node, None)) is None:
+                continue
+            expect = self._expected(client)
+            form = tuple(map(id, expect.values()))
+            if not fine[place] or form not in known:
+                alone = _or_reason(partial(self._screened, client, node, reply.content(place), expect, limits))
+                if isinstance(alone, str):
+                    found[client] = alone
+                    continue
+                known[form] = expect, [*expect, *(name for name in self.optional if name in own)]
+            records: Any = {name: Part(own[name], place) for name in known[form][1]}
+            found[client] = AcceptedReply(client, records, metrics[place], reply.settings, size)
+        return found
+
+    def _expected(self, client: str) -> Mapping[str, Template]:
+        expect = self.expect(client)
+        _must_not_be_reserved(expect, f"the reply that it expects to {self.action!r}")
+        return expect
+
+    def _screened(
+        self, client: str, node: int, content: RecordDict, expect: Mapping[str, Template], limits: Limits
+    ) -> AcceptedReply:
+        run = limits.run
         given = records(content, ArrayRecord)
         expect = {**expect, **{name: like for name, like in self.optional.items() if name in given}}
         if extra := content.keys() - {*expect, METRICS, CONFIG}:
@@ -172,12 +237,12 @@ class Exchange:
         check_sizes(given, metrics, settings, run)
         counted, lists = self.action.startswith("train"), self.action == "evaluate"
         check_metrics(metrics, counted=counted, lists=lists, most_examples=run.most_examples)
-        most = limits.enrolled(message.metadata.src_node_id)
+        most = limits.enrolled(node)
         if most is not None and NUM_EXAMPLES in metrics and metrics[NUM_EXAMPLES] > most:  # type: ignore[operator]
             count = metrics[NUM_EXAMPLES]
             raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and {most} when the client enrolled")
         arrays = {name: accept(name, given.get(name), like, run.largest) for name, like in expect.items()}
-        return AcceptedReply(client, arrays, metrics, settings)
+        return AcceptedReply(client, arrays, metrics, settings, sum(map(wire.payload_bytes, arrays.values())))
 
 
 class MetricMeans:
@@ -190,11 +255,12 @@ class MetricMeans:
 
     def add(self, reply: AcceptedReply) -> None:
         """Take in a reply that counts its samples."""
+        examples = reply.num_examples
         for name, value in reply.metrics.items():
             if name != NUM_EXAMPLES and not isinstance(value, list):
-                self._sums[name] = self._sums.get(name, 0.0) + value * reply.num_examples
-                self._weights[name] = self._weights.get(name, 0) + reply.num_examples
-        self._examples += reply.num_examples
+                self._sums[name] = self._sums.get(name, 0.0) + value * examples
+                self._weights[name] = self._weights.get(name, 0) + examples
+        self._examples += examples
 
     def result(self) -> MetricRecord:
         """The means, each over the clients that report it, and the number of samples of all."""
@@ -211,8 +277,19 @@ def _must_not_be_reserved(names: Container[str], of: str) -> None:
             )
 
 
-def _raised(error: Exception) -> str:
-    return f"its answer cannot be used ({type(error).__name__}: {str(error)[:LONGEST_REASON]})"
+def _or_reason(screen: Callable[[], AcceptedReply]) -> AcceptedReply | str:
+    """A reply that can be used, or why it cannot be: whatever it makes anything raise is its client's fault."""
+    try:
+        return screen()
+    except Exception as error:
+        return _reason(error)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, Rejected):
+        return str(error)
+    words = f"{type(error).__name__}: {str(error)[:LONGEST_REASON]}"
+    return str(Rejected(f"its answer cannot be used ({words})"))
 
 
 def _error_text(message: Message) -> str:

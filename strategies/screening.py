@@ -3,12 +3,14 @@
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from torch import Tensor
 
 from perennial.common.config import RunConfig
 from perennial.common.flower.arrays import HEADER_BYTES, TensorArray
+from perennial.common.stacks import StackReply
 from perennial.common.utils.errors import printable
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import LONGEST_NAME, NUM_EXAMPLES, from_record, record_bytes
@@ -128,6 +130,28 @@ def check_metrics(
         if count > most_examples:
             raise Rejected(f"metric {NUM_EXAMPLES!r} is {count}, and most_examples={most_examples} is the limit")
     return metrics
+
+
+def within(reply: StackReply, limits: Limits) -> list[bool]:
+    """Of each client of a stack whether all its numbers are finite and within bounds, as `accept` and
+    `check_metrics` look at one reply's."""
+    largest, most = limits.run.largest, limits.run.most_examples
+    fine = np.ones(len(reply), bool)
+    for tensors in reply.arrays.values():
+        for name, (low, high) in _ranges(tensors).items():
+            if not -largest <= low <= high <= largest:  # so somebody's are not
+                own = [tensor.double() for tensor in tensors[name].reshape(len(reply), -1).aminmax(dim=1)]
+                fine &= ((own[0] >= -largest) & (own[1] <= largest)).cpu().numpy()
+    for name, values in reply.metrics.items():
+        if name == NUM_EXAMPLES:
+            for place, value in enumerate(values):
+                enrolled = limits.enrolled(reply.nodes[place])
+                fine[place] &= 1 <= value <= (most if enrolled is None else min(most, enrolled))
+        else:
+            numbers = np.abs(np.array(values, np.float64)).reshape(len(reply), -1)
+            fine &= (numbers <= FLOAT32_MAX).all(axis=1)
+    found: list[bool] = fine.tolist()
+    return found
 
 
 def _array_bytes(array: Array) -> int:

@@ -22,6 +22,7 @@ class DittoClient(LocalTrainer[Ditto]):
     """
 
     stacks = ("train", "evaluate")
+    captures = ("train",)
 
     def train(self, received: Received) -> Reply:
         reply = super().train(received)

@@ -8,3 +8,4 @@ class FedAvgClient(LocalTrainer[FedAvg]):
     """`w_u ← w_u − η ∇R(w_u; B)`, `local_steps` times from w^t (McMahan et al. 2017)."""
 
     stacks = ("train", "evaluate")
+    captures = ("train",)

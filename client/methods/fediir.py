@@ -20,6 +20,7 @@ class FedIIRClient(LocalTrainer[FedIIR]):
     """
 
     stacks = ("train", "train.gradient", "evaluate")
+    captures = ("train", "train.gradient")
 
     def train_gradient(self, received: Received) -> Reply:
         """`∇_ω R_c(θ^{t−1}; D_c)`, or the mean over mini-batches of `∇_ω R_c(θ^{t−1}; B)`; no step."""

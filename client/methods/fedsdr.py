@@ -11,6 +11,7 @@ class FedSDRClient(ShortcutTrainer[FedSDR]):
     """K steps `f_u ← f_u − η ∇l_SR(f_u; B)` with Ψ^t, from where f_u was left (thesis Algorithm 2)."""
 
     stacks = ("train", "evaluate")
+    captures = ("train",)
 
     def remove(self, received: Received) -> tuple[dict[str, Tensors], dict[str, float]]:
         hparams = self.hparams

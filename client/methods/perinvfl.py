@@ -1,12 +1,13 @@
 """PerInvFL, client half: a personal model with an invariance loss of its own, held near a shared invariant one."""
 
 from collections.abc import Sequence
+from math import inf
 
 import torch
 from torch import Tensor
 
 from perennial.client.methods.groupdro import weighted_loss, with_risk, with_weight
-from perennial.client.methods.irm_l2 import IrmL2Client
+from perennial.client.methods.irm_l2 import IrmL2Client, present
 from perennial.client.objectives import contrast
 from perennial.client.stateful import OWN, SHARED
 from perennial.client.trainer import Means, Metrics, Received, Reply
@@ -21,6 +22,10 @@ AUXILIARY = "auxiliary"
 class PerInvFLClient(IrmL2Client[PerInvFL]):
     """Shared: federated IRM or GroupDRO, never seeing θ. Personal, S times before each step of v:
     `θ ← θ − η ∇[Σ_j (R(θ; e_j) + λ g_j(θ)²) + β ‖θ − v‖²]` (Algorithm 1)."""
+
+    stacks = ("train", "evaluate")
+    captures = ("train",)
+    by_environment = True
 
     def train(self, received: Received) -> Reply:
         if self.hparams.invariance == "irm":
@@ -41,8 +46,10 @@ class PerInvFLClient(IrmL2Client[PerInvFL]):
         GroupDRO's maximum over weights of the environments."""
         risks, penalties = zip(*(self.risk_and_penalty(params, part) for part in contexts), strict=True)
         if self.hparams.invariance == "groupdro":
-            return self.held(torch.stack(risks).max(), params, anchor)
-        value, penalty = self.held(self.over_contexts(risks), params, anchor), self.over_contexts(penalties)
+            stacked, there = torch.stack(risks), present(contexts)
+            return self.held((stacked if there is None else stacked.where(there > 0, -inf)).max(), params, anchor)
+        value = self.held(self.over_contexts(risks, contexts), params, anchor)
+        penalty = self.over_contexts(penalties, contexts)
         return self.penalised(value, penalty, self.hparams.personal_penalty, received.round)
 
     def public_code(self, received: Received) -> Reply:
@@ -53,11 +60,11 @@ class PerInvFLClient(IrmL2Client[PerInvFL]):
         hparams, means = self.hparams, Means()
         v, h = self.working(received[MODEL]), self.working(self.kept.get(AUXILIARY) or self.initial())
         for batch in self.batches(hparams.local_steps, received.round):
-            gradient = v.gradient(self.contrastive_loss(v.tensors, h.tensors, batch))
+            gradient = v.gradient(self.each(self.contrastive_loss)(v.tensors, h.tensors, batch))
             for _ in range(hparams.personal_steps):  # always from v; only the optimizer's state goes on
                 theta = v.moved(self.optimizer(OWN).direction(gradient), hparams.personal_learning_rate)
             means.add(self.shared_step(v, batch, received))
-            h.descend(self.risk(h.tensors, batch), self.optimizer(SHARED), hparams.learning_rate)
+            h.descend(self.each(self.risk)(h.tensors, batch), self.optimizer(SHARED), hparams.learning_rate)
         self.kept |= {PERSONAL: theta.result(), AUXILIARY: h.result()}
         return self.finish(v, means)
 

@@ -65,8 +65,7 @@ class ShortcutTrainer(LocalTrainer[S]):
         """R times: `(Ψ, ω) ← (Ψ, ω) − β ∇l_SD` with all ω_i frozen, then L steps of each own ω_i with Ψ frozen
         (thesis (4.5), (4.6)). Classifiers of other environments stay as they came."""
         hparams, net = self.hparams, self.network
-        parts = self.data.train.by_environment()
-        own = {environment_head(int(part.environment.flatten()[0])): part for part in parts}
+        own = {environment_head(number): part for number, part in self.data.train.numbered().items()}
         shortcut = Working(received[SHORTCUT], net.parameter_names)
         own_heads = {name: Working(received[name], net.classifier_names) for name in own}
         samples = {name: self.stream(part, received.round, name) for name, part in own.items()}

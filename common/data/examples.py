@@ -36,9 +36,13 @@ class Examples:
 
     def by_environment(self) -> list[Examples]:
         """The samples of each environment that is there, in the order of the environments."""
+        return list(self.numbered().values())
+
+    def numbered(self) -> Mapping[int, Examples]:
+        """The samples of each environment that is there, by its number."""
         import torch
 
-        return [self[self.environment == environment] for environment in torch.unique(self.environment)]
+        return {number: self[self.environment == number] for number in torch.unique(self.environment).tolist()}
 
     def to(self, device: torch.device) -> Examples:
         return replace(self, x=self.x.to(device), y=self.y.to(device), environment=self.environment.to(device))

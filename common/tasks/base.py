@@ -208,6 +208,10 @@ class PredictionTask(ABC):
         The mean is over all n samples, whatever they count, so that mini-batches have the mean of all samples.
         """
 
+    def mapped_loss(self, outputs: Tensor, targets: Tensor, *, smoothing: float = 0.0) -> Tensor:
+        """The mean `loss` (), by operations that `torch.func.vmap` has a fast form of."""
+        return self.loss(outputs, targets, smoothing=smoothing)
+
     @abstractmethod
     def residuals(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The derivative (n, `outputs`) of each sample's loss in its outputs, in closed form."""

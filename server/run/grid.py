@@ -16,6 +16,7 @@ from flwr.serverapp import Grid
 from perennial.common.flower.grids import be_the_server, in_simulation, on_break
 from perennial.common.flower.names import ErrorCode, ObjectPushError, Run, log
 from perennial.common.flower.request_id import ask_again, give_name
+from perennial.common.stacks import Requests, StackReply
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tracebacks import Tracebacks
 
@@ -145,14 +146,15 @@ def _needs_superlink(*_: Any, **__: Any) -> NoReturn:
     raise NotImplementedError("the local runtime has no Flower run; replies are made by send_and_receive")
 
 
-Ahead = Callable[[Sequence[Message], Sequence[Context]], Iterable[Message | None]]
-"""Requests and their nodes' contexts, to the replies that somebody has made ahead; None where nobody has."""
+Ahead = Callable[[Requests, Sequence[Context]], Iterable[StackReply | int]]
+"""Requests and their nodes' contexts, to the replies of stacks, and the places of requests that are none's."""
 
 
 class LocalGrid(Grid):
     """Runs a ClientApp for each of `clients` nodes in this process, one after the other, as replies are asked for.
 
-    Requests that `ahead` answers do not get there: those of clients whose work is done as one stack.
+    Requests that `ahead` answers do not get there: those of clients whose work is done as one stack. Such a reply
+    is of many nodes, and comes before those of who works alone.
 
     An exception in the app becomes an error reply, as at a SuperNode, except a `UserError`, which ends the run:
     here the site's owner and the operator are the same person, who also sees the traceback, once. There is no
@@ -181,13 +183,15 @@ class LocalGrid(Grid):
         """The node that is client number `client` (from 0)."""
         return client + 1
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
-        requests = list(messages)
-        ahead: Iterable[Message | None] = [None] * len(requests)
-        if self.ahead:
-            ahead = self.ahead(requests, [self.contexts[request.metadata.dst_node_id] for request in requests])
-        for request, reply in zip(requests, ahead, strict=True):
-            yield reply or self._answer(request)
+    def send_and_receive(  # type: ignore[override]
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterator[Message | StackReply]:
+        if self.ahead and isinstance(messages, Requests):
+            contexts = [self.contexts[node] for node, _ in messages.asked]
+            for reply in self.ahead(messages, contexts):
+                yield self._answer(messages[reply]) if isinstance(reply, int) else reply
+        else:
+            yield from map(self._answer, messages)
 
     def _answer(self, message: Message) -> Message:
         try:

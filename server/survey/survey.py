@@ -697,7 +697,7 @@ class _Asking(MethodStrategy[Any]):
 
     def _requests(
         self, exchange: Exchange, payload: PerClient, settings: Mapping[str, Scalar] | None = None
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         self.exchanges.append(exchange)
         asked: dict[str, Any] = {RUN: self.run_id, ROUND: exchange.round, SURVEY: self.text}
         return exchange.requests(payload, ConfigRecord({**asked, **(settings or {})}))

@@ -1,7 +1,7 @@
 """DRFA, server half: clients drawn by a mixture λ that follows their losses."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ class DRFAStrategy(MethodStrategy[DRFA]):
     def load_state_dict(self, state: Mapping[str, Tensors]) -> None:
         self.mixture = dict(zip(self.mixture, state["mixture"]["lambda"].tolist(), strict=True))
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> Sequence[Message]:
         """Train the clients that λ draws, then ask the cohort V for its losses of the mean snapshot."""
         drawn = self.draw(server_round, len(cohort))
         self.enrol(grid, drawn)

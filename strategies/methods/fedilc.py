@@ -1,6 +1,6 @@
 """FedILC, server half: the clients' gradients combined, and Fishr's penalty, whose gradient takes an exchange."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -71,7 +71,7 @@ class FedILCStrategy(FedSGDStrategy[FedILC]):
 
     # ------------------------------------------------------------------ a round
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> Sequence[Message]:
         """Gradients and variances up; then c̄ down to those who answered."""
         self.cohort, self.variances = cohort, {}
         self.pulls, self.metrics = self.mean(), MetricMeans()

@@ -82,7 +82,7 @@ class FLGamesStrategy(MethodStrategy[FLGames]):
 
     # ------------------------------------------------------------------ a round
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> Sequence[Message]:
         """Ask all for their gradients of φ, or all (parallel) or the next one (sequential) to play.
 
         Where the accuracy of the ensemble is measured, so is everybody else, who then does nothing but that.

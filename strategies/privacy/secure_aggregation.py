@@ -94,7 +94,7 @@ class SecureStrategy(SummingStrategy):
         messages = self.masked(grid, server_round, cohort, action, payload, parts, weight)
         return self.opened(server_round, action, self.send(grid, messages))
 
-    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> list[Message]:
+    def ask(self, server_round: int, cohort: list[str], grid: Grid) -> Sequence[Message]:
         """Keys, then shares, then the requests to train; the shares go on to those that they are sealed for."""
         payload, parts = self.training()
         own = self.settings(server_round)
@@ -149,7 +149,7 @@ class SecureStrategy(SummingStrategy):
         weight: Callable[[AcceptedReply], float],
         limit: float = 0.0,
         settings: Mapping[str, Scalar] | None = None,
-    ) -> list[Message]:
+    ) -> Sequence[Message]:
         """The requests of an exchange whose answers are masked vectors, after those that agree on the masks.
 
         Numbers are within ± `limit`, by default `privacy.range`.

@@ -34,10 +34,10 @@ def sizes(monkeypatch: pytest.MonkeyPatch) -> Sizes:
     found: Sizes = []
     together = Host._together
 
-    def seen(self: Host, stack: Any) -> Any:
-        replies = together(self, stack)
-        found.append((stack[0][1].action, len(replies)))
-        return replies
+    def seen(self: Host, works: Any, nodes: Any) -> Any:
+        reply = together(self, works, nodes)
+        found.append((works[0].action, len(reply or ())))
+        return reply
 
     monkeypatch.setattr(Host, "_together", seen)
     return found

@@ -12,7 +12,9 @@ import torch
 from fake_device import ElsewhereTensor
 from test_contract import close, files
 from tiny_runs import broken_off
+from torch.utils._pytree import tree_leaves
 
+from perennial.client import captured, cohort
 from perennial.client.host import Host, client_class
 from perennial.client.serving.models import load, newest
 from perennial.client.snapshot import Snapshot
@@ -68,7 +70,8 @@ def small(method: str, device: str, *settings: str, **options: Any) -> RunConfig
     few = [f"{name}=2" for name in ("local_steps",) if name in own]
     # The gradient of a bias before BatchNorm is rounding alone, and Adam makes whole steps of it.
     adam = "optimizer" in own and own["optimizer"].default == "adam"
-    norm = f"model.norm={'none' if adam else 'batch'}"
+    alone = method in ("irm-l2", "perinvfl")  # with BatchNorm no stacks
+    norm = f"model.norm={'none' if adam or alone else 'batch'}"
     return toy_config(method, norm, *few, *settings, device=device, **{"rounds": 2, **options})
 
 
@@ -98,6 +101,61 @@ def test_a_method_does_there_what_it_does_on_the_cpu(device: str, method: str, t
 def test_a_stack_does_there_what_it_does_on_the_cpu(device: str, method: str, tmp_path: Path) -> None:
     one, other = (run(small(method, own, "cohort_engine=stack"), tmp_path / own) for own in ("cpu", device))
     assert_alike(one, other, device)
+
+
+CAPTURED = [
+    method for method in STACKING
+    if "train" in vars(client_class(type(toy_config(method).method))).get("captures", ())
+]  # fmt: skip
+
+
+class AgainInPython:
+    """What stands for a CUDA graph where there is none: does the work again, and has its results in fixed memory.
+
+    As a graph cannot, neither may the work wait for the device.
+    """
+
+    def __init__(self, work: Any) -> None:
+        before = ElsewhereTensor.waits.copy()
+        self._work, self._found = work, work()
+        assert not (waited := ElsewhereTensor.waits - before), waited
+
+    def replay(self) -> Any:
+        for old, new in zip(self._tensors(self._found), self._tensors(self._work()), strict=True):
+            old.copy_(new)
+        return self._found
+
+    def _tensors(self, found: tuple[Reply, Any]) -> list[Any]:
+        reply, kept = found
+        values = [dict(reply.arrays), list(reply.metrics.values()), kept]
+        return [value for value in tree_leaves(values) if isinstance(value, torch.Tensor) and value.dim()]
+
+
+@pytest.mark.parametrize(("device", "method"), cases(CAPTURED))
+def test_what_is_captured_is_what_is_done_step_by_step(
+    device: str, method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    if device != "cuda":
+        monkeypatch.setattr(captured, "Graph", AgainInPython)
+    made, folders = [], []
+    init = captured._Captured.__init__
+
+    def counted(self: Any, *given: Any, **named: Any) -> None:
+        init(self, *given, **named)
+        made.append(self)
+
+    monkeypatch.setattr(captured._Captured, "__init__", counted)
+    habit = "schedule" not in METHODS[method].refuses
+    changes = ("schedule.name=step", "schedule.every=3") if habit else ("anneal_rounds=3",)
+    settings = ("cohort_engine=stack", *changes)
+    for possible in (False, True):
+        monkeypatch.setattr(cohort, "possible", lambda _, possible=possible: possible)
+        folders.append(run(small(method, device, *settings, rounds=5), tmp_path / str(possible)))
+    assert_alike(*folders, device)
+    half = client_class(type(toy_config(method).method))
+    # Steps of rounds 1 to 3 are of one kind, those of 4 and 5 of another. There are one or two stacks.
+    assert len(made) in (2 * len(vars(half)["captures"]), 4)
+    assert "one by one" not in caplog.text
 
 
 @one_method

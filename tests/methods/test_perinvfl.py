@@ -1,6 +1,8 @@
 """PerInvFL: golden numbers of both presets, what the shared model depends on, special cases, the pull."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +40,9 @@ from perennial.common.methods.perinvfl import PerInvFL
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
+from perennial.server.local import LocalRuntime
+from perennial.server.run.folder import RunFolder
+from perennial.testing.methods import files
 from perennial.testing.tiny_federation import Toy, toy_config
 
 FLOAT: dict[str, Any] = {"dtype": torch.float64}
@@ -379,3 +384,36 @@ def test_what_does_not_go_together_and_what_to_beware_of() -> None:
     assert "one training environment" in PerInvFL().caution(Toy())
     assert "near chance" in PerInvFL(preset="code").caution(SCENARIOS["rc-mnist-2env"])
     assert PerInvFL().caution(SCENARIOS["rc-mnist-2env"]) == ""
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("penalty_estimator=halves", "context_reduction=mean"),
+        ("penalty_estimator=single",),
+        pytest.param(("invariance=groupdro",), marks=pytest.mark.slow),
+        pytest.param(("preset=code",), marks=pytest.mark.slow),
+    ],
+)
+def test_clients_with_several_environments_are_a_stack(
+    settings: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of whose mini-batches some have no sample of an environment, or one."""
+    client_data = Toy.client_data
+
+    def mixed(self: Toy, client: int, seed: int, root: Path | None) -> ClientData:
+        data = client_data(self, client, seed, root)
+        few = torch.arange(len(data.train)) % 5 == 0
+        return replace(data, train=replace(data.train, environment=few.long()))
+
+    monkeypatch.setattr(Toy, "client_data", mixed)
+    found = []
+    for engine in ("loop", "stack"):
+        config = toy_config("perinvfl", *settings, "batch_size=6", f"cohort_engine={engine}", rounds=2)
+        LocalRuntime(config).run(RunFolder.create(tmp_path / engine, config))
+        found.append(files(tmp_path / engine))
+    assert found[0].keys() == found[1].keys()
+    for name, tensors in found[0].items():
+        for key, tensor in tensors.items():
+            torch.testing.assert_close(found[1][name][key], tensor, rtol=1e-4, atol=1e-5)
+    assert "one by one" not in caplog.text

@@ -1,5 +1,6 @@
 """What a round costs grows with its cohort, not with the federation, and none of its numbers depends on that."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +9,10 @@ import torch
 from flwr.app import Message
 
 from perennial.client import host
+from perennial.client.host import Host
 from perennial.client.state import FileStates, SavedStates, Version
-from perennial.common.config import RunConfig
+from perennial.client.trainer import Site
+from perennial.common.config import RunConfig, Task
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.testing.tiny_federation import toy_config
@@ -92,6 +95,25 @@ def test_data_of_a_bounded_number_of_clients_are_in_memory(
     narrow = Asked(many("fedavg"), tmp_path / "narrow")
     assert len(narrow.here.host._sites) == 2
     assert narrow.folder.rows() == wide.folder.rows()
+
+
+def test_the_data_of_who_is_evaluated_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though more clients train between two evaluations than there is room for."""
+    load, made = Host._load, Counter[int]()
+
+    def seen(self: Host, task: Task, number: int) -> Site:
+        made[number] += 1
+        return load(self, task, number)
+
+    monkeypatch.setattr(Host, "_load", seen)
+    monkeypatch.setattr(host, "RESIDENT", 6)
+    config = toy_config(
+        "fedavg", "evaluate_clients=5", participation=0.2, rounds=6, scenario={"name": "toy", "clients": 20}
+    )
+    LocalRuntime(config).run(RunFolder.create(tmp_path / "run", config))
+    evaluated = {config.scenario.client_ids.index(client) for client in config.evaluated}
+    assert {made[number] for number in evaluated} == {1}
+    assert max(made.values()) > 1
 
 
 def test_stacks_of_clients_whose_data_are_let_go_are_of_the_right_clients(
