@@ -150,12 +150,34 @@ def test_what_is_captured_is_what_is_done_step_by_step(
     settings = ("cohort_engine=stack", *changes)
     for possible in (False, True):
         monkeypatch.setattr(cohort, "possible", lambda _, possible=possible: possible)
-        folders.append(run(small(method, device, *settings, rounds=5), tmp_path / str(possible)))
+        folders.append(run(small(method, device, *settings, rounds=6), tmp_path / str(possible)))
     assert_alike(*folders, device)
     half = client_class(type(toy_config(method).method))
-    # Steps of rounds 1 to 3 are of one kind, those of 4 and 5 of another. There are one or two stacks.
+    # Steps of rounds 1 to 3 are of one kind, those of 4 to 6 of another. There are one or two stacks.
     assert len(made) in (2 * len(vars(half)["captures"]), 4)
     assert "one by one" not in caplog.text
+    assert "other numbers" not in caplog.text
+
+
+@NOT_BESIDE_CUDA
+def test_what_is_captured_wrongly_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Wrong(AgainInPython):
+        def replay(self) -> Any:
+            found = super().replay()
+            for tensor in self._tensors(found):
+                tensor += 1
+            return found
+
+    monkeypatch.setattr(captured, "Graph", Wrong)
+    folders = []
+    for possible in (False, True):
+        monkeypatch.setattr(cohort, "possible", lambda _, possible=possible: possible)
+        config = small("fedavg", "elsewhere", "cohort_engine=stack", rounds=5)
+        folders.append(run(config, tmp_path / str(possible)))
+    assert_alike(*folders, "elsewhere")
+    assert "other numbers" in caplog.text
 
 
 @one_method
