@@ -176,7 +176,7 @@ class LocalTraining(Method):
     batch_size: int = knob(
         64,
         "samples in a mini-batch",
-        source="ours; Tang 2025 §4.5.2 lists one, which our copy of the text has lost",
+        source="ours; Tang 2025 §4.5.2 has a value that we could not read",
         ge=1,
         le=100_000,
         search=choice(32, 64, 128),

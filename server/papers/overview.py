@@ -337,11 +337,11 @@ So count the claims, and look twice at a single one.
 
 Below a table's claims is **why** one is not so here, what shows it, and which rows are not the paper's. Then come
 **all its rows** that were run, and what the paper has, in brackets. Rows without brackets are not in the paper.
-Where a table was also made at another size, or with settings found in another way, these runs follow. A claim is
-counted once: as the first runs have it that have both its rows. Its reason stands there. Some tables are variants
-of others, with other data or settings of ours. What both claim is counted where the paper's own table was run, and
-else in the variant. "By split" names the rule that was asked for: where [`split`](selection.md) does not speak,
-held-out data chose.
+Some tables were made several times: at another size, or with settings found in another way. All these runs follow
+each other. A claim is counted once, by the first runs that have both of its rows; its reason stands there. Some
+tables are variants of others, with other data or settings of ours. A claim of both is counted in the paper's own
+table if that was run, and else in the variant. "By split" is the rule that was asked for. Where
+[`split`](selection.md) does not speak, held-out data chose.
 
 Accuracies are in percent, as mean over seeds ± standard deviation. The difference is ours, ± its standard error.
 *Constant* is a predictor that always says the most frequent class. A method that is not above it has learnt
