@@ -5,6 +5,9 @@ import pytest
 import torch
 from hypothesis import settings
 
+from perennial.common.flower.grids import be_the_server
+
+be_the_server()  # tests make requests themselves
 # As in every process of the system: two threads that share a core with other workers are many times slower.
 torch.set_num_threads(1)
 
