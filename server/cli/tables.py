@@ -35,13 +35,14 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
     """
     with understood(path):
         folder = RunFolder.open(path)
-        config, summary = folder.config(), folder.summary()
+        config, (summary, rows, unfinished) = folder.config(), folder.so_far()
         if oracle:
-            summary |= summarise(config, folder.rows(), seconds=summary["wall_seconds"], oracle=True)
+            summary |= summarise(config, rows, seconds=summary["wall_seconds"], oracle=True)
         if as_json:
             out.print_json(data=summary)
         else:
-            _print(folder, config, summary)
+            _print(folder, config, summary, rows)
+            print_lines([unfinished] if unfinished else [], "yellow")
     page = shlex.join(["perennial", "report", str(path)])
     if report:
         from perennial.server.report.page import write_page
@@ -53,8 +54,7 @@ def print_run(path: Path, as_json: bool, oracle: bool, report: bool = False) -> 
         print_lines([f"page of this run: {page}"])
 
 
-def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any]) -> None:
-    rows = folder.rows()
+def _print(folder: RunFolder, config: RunConfig, summary: dict[str, Any], rows: list[dict[str, Any]]) -> None:
     for part, models in by_part(config, summary["models"], rows).items():
         if part and not any(found["clients"] for own in models.values() for found in own.values()):
             continue  # no model there

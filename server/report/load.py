@@ -1,7 +1,7 @@
 """Run folders as they are read for a report. What cannot be read is named and skipped."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from math import isfinite, nan
 from pathlib import Path
@@ -53,6 +53,8 @@ class Run:
     versions: str
     code: str
     """The version of the code in the name that a study gave the folder; empty: it has another name."""
+    unfinished: str = ""
+    """How far it is; empty: it has ended. It is a line of its own, beside those of other seeds."""
 
 
 def find_runs(folders: Iterable[Path]) -> list[Path]:
@@ -109,15 +111,19 @@ def load_runs(paths: Iterable[Path], oracle: bool = False) -> tuple[list[Run], l
 
 
 def _written(run: Run) -> float:
-    return (run.path / "summary.json").stat().st_mtime
+    return (run.path / ("metrics.jsonl" if run.unfinished else "summary.json")).stat().st_mtime
 
 
 def load(path: Path, oracle: bool = False) -> Run:
     """A run from its folder. Raises `UserError` if it is damaged, unfinished or of another version."""
     folder = RunFolder.open(path)
-    config, summary, rows = folder.config(), folder.summary(), folder.rows()
+    config, (summary, rows, unfinished) = folder.config(), folder.so_far()
     try:
-        return _run(path, config, summary, rows, oracle)
+        run = _run(path, config, summary, rows, oracle)
+        if not unfinished:
+            return run
+        so_far = f"after {summary['rounds']} of {config.rounds} rounds"
+        return replace(run, unfinished=so_far, settings={**run.settings, "so far": so_far})
     except ValidationError as error:
         raise UserError(f"its summary.json is damaged or of another version ({sentence(error)})") from None
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:

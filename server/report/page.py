@@ -3,7 +3,9 @@
 Numbers are never filled in: what cannot be read is named and skipped.
 """
 
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
 from html import escape
 from pathlib import Path
 from string import Template
@@ -30,6 +32,7 @@ from perennial.server.results import figures
 from perennial.server.selection.summary import SELECTIONS, SPLIT
 
 TEMPLATE = Path(__file__).parent / "templates" / "page.html"
+SCRIPT = TEMPLATE.with_name("page.js")
 CLUSTER_FIGURES = 6
 TASK_FIGURES = 40
 
@@ -91,25 +94,29 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
         ]
         first, *others = all_tables[scenario]
         scene = own[0].runs[0].config.scenario
-        sections.append(
-            f'<section id="s{number}"><h2>{escape(scenario)}</h2>\n'
-            f"<p>{escape(scene.title)}; {len(scene.client_ids)} clients, "
-            f"{len(scene.test_environments)} test environments. {escape(scene.source)}</p>\n"
-            f"{html_table(first)}\n<h3>Figures</h3>\n{_legend(key, shown, len(own))}\n"
+        figured = (
+            f"<h3>Figures</h3>\n{_legend(key, shown, len(own))}\n"
             f'<div class="figures">{"".join(map(html_figure, pictures))}</div>\n{_not_shown(len(of_task))}'
+        )
+        sections.append(
+            f'<section id="s{number}" data-scenario="{escape(scenario)}"><h2>{escape(scenario)}</h2>\n'
+            f"<p>{escape(scene.title)}; {counted(len(scene.client_ids), 'client')}, "
+            f"{counted(len(scene.test_environments), 'test environment')}. Source: {escape(scene.source)}.</p>\n"
+            f"{html_table(first)}\n{figured if pictures else ''}"
             + "".join(f'<div class="wide">{html_figure(figure)}</div>' for figure in memberships)
             + "".join(map(html_table, others))
             + "</section>"
         )
-    links = "".join(f'<a href="#s{number}">{escape(title)}</a>' for number, title in enumerate(all_tables))
-    about = (
-        f"{len({run.path for result in found for run in result.runs})} runs, "
-        f"{len(all_tables)} {'scenario' if len(all_tables) == 1 else 'scenarios'}"
+    links = "".join(
+        f'<a href="#s{number}" data-scenario="{escape(title)}">{escape(title)}</a>'
+        for number, title in enumerate(all_tables)
     )
+    runs = len({run.path for result in found for run in result.runs})
+    about = f"{counted(runs, 'run')}, {counted(len(all_tables), 'scenario')}"
     left_out = "".join(f"<li>{escape(line)}</li>" for line in skipped)
     return framed(
         "Perennial report",
-        f"<p>{about}</p>\n"
+        f"<p>{about}</p>\n{_filters(found, [*all_tables])}"
         f'<nav aria-label="Sections">{links}<a href="#runs">Runs and configurations</a>'
         + ('<a href="#skipped">Skipped</a>' if skipped else "")
         + f'</nav>\n<p class="how">{reading_guide(found, selections)}</p>\n'
@@ -120,11 +127,34 @@ def to_html(found: Sequence[Result], skipped: Sequence[str], selections: Sequenc
     )
 
 
+def _filters(found: Sequence[Result], scenarios: Sequence[str]) -> str:
+    """Choices of what the page's script shows; empty where there is nothing to choose, hidden without script."""
+    methods = sorted({result.method for result in found})
+    choices = [("scenario", scenarios), ("method", methods)]
+    boxes = [
+        f'<label>{name} <input type="search" list="every-{name}" data-filter="{name}" placeholder="all {name}s">'
+        f'</label><datalist id="every-{name}">'
+        + "".join(f'<option value="{escape(one)}"></option>' for one in every)
+        + "</datalist>"
+        for name, every in choices
+        if len(every) > 1
+    ]
+    return f'<form class="filters" hidden>{"".join(boxes)}</form>\n' if boxes else ""
+
+
+def counted(number: int, what: str) -> str:
+    """`1 run`, `2 runs`."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def framed(title: str, body: str) -> str:
-    """A whole page with the look of all pages: no script, and nothing that is loaded."""
+    """A whole page with the look of all pages: one script, known by its digest, and nothing that is loaded."""
+    script = SCRIPT.read_text(encoding="utf-8")
     return Template(TEMPLATE.read_text(encoding="utf-8")).substitute(
         title=escape(title),
         body=body,
+        script=script,
+        digest=b64encode(sha256(script.encode()).digest()).decode(),
         colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.LIGHT)),
         dark_colours="".join(f"--s{index}:{value};" for index, value in enumerate(figures.DARK)),
     )
@@ -139,10 +169,12 @@ def html_figure(figure: Figure) -> str:
     )
 
 
-def legend(key: str, names: Mapping[int, str]) -> str:
-    """What the curves are, by style; `key` as for the figures."""
+def legend(key: str, names: Mapping[int, str], methods: Mapping[int, str] | None = None) -> str:
+    """What the curves are, by style; `key` as for the figures; `methods` as the tables have them."""
     items = "".join(
-        f"<li>{figures.swatch(key, style)}<span>{escape(name)}</span></li>" for style, name in names.items()
+        f'<li data-style="{style}" data-method="{escape((methods or names)[style])}">'
+        f"{figures.swatch(key, style)}<span>{escape(name)}</span></li>"
+        for style, name in names.items()
     )
     return f'<ul class="legend">{items}</ul>'
 
@@ -158,7 +190,8 @@ def _legend(key: str, shown: Sequence[Result], among: int) -> str:
             "that are best on held-out training-environment data after the last round."
         )
     names = {style: f"{result.method}, {result.model}" for style, result in enumerate(shown)}
-    return f'{legend(key, names)}<p class="note">{note}</p>'
+    methods = {style: result.method for style, result in enumerate(shown)}
+    return f'{legend(key, names, methods)}<p class="note">{note}</p>'
 
 
 def _not_shown(made: int) -> str:
@@ -173,7 +206,8 @@ def _not_shown(made: int) -> str:
 
 def _configurations(found: Sequence[Result]) -> str:
     return "".join(
-        f"<details><summary>{escape(f'{result.scenario}: {result.method}, seeds {result.seeds}')}</summary>"
+        f'<details data-scenario="{escape(result.scenario)}" data-method="{escape(result.method)}">'
+        f"<summary>{escape(f'{result.scenario}: {result.method}, seeds {result.seeds}')}</summary>"
         f"<pre>{escape(result.runs[0].config.toml())}</pre></details>\n"
         for result in found
         if result.headline

@@ -54,14 +54,18 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     made: list[Figure] = []
 
     def add(caption: str, name: str, lines: Sequence[figures.Line], *labels: str, **options: Any) -> None:
-        if any(not isnan(value) for line in lines for value in line.y):
+        # Of one point, the tables have the number.
+        if any(sum(not isnan(value) for value in line.y) > 1 for line in lines):
             made.append(Figure(caption, figures.line_figure(f"{key}{name}", lines, *labels, **options)))
 
-    for selection in selections:
-        lines = [environment_line(style, result, selection, names) for style, result in enumerate(shown)]
-        caption = f"{value} against test environment, {titled(selection)}"
+    by_environment = {
+        selection: [environment_line(style, result, selection, names) for style, result in enumerate(shown)]
+        for selection in selections
+    }
+    for chosen, lines in _alike(by_environment):
+        caption = f"{value} against test environment, {' and '.join(map(titled, chosen))}"
         labels = "test environment", axis
-        add(caption, f"e{selection}", lines, *labels, names=names, percent=measure.percent)
+        add(caption, f"e{chosen[0]}", lines, *labels, names=names, percent=measure.percent)
     kinds = (
         ("value", f"Test {measure.title} against rounds", axis),
         ("held_out", f"Held-out training {measure.title} against rounds", axis),
@@ -82,16 +86,29 @@ def scenario_figures(key: str, shown: Sequence[Result], selections: Sequence[str
     for side, whose in (("client", "the clients'"), ("server", "the server's")):
         lines = [line for style, result in enumerate(shown) if (line := _rate_line(style, result, side))]
         add(f"Step size of {whose} optimizer", f"o{side}", lines, "round", "step size", percent=False)
-    for selection in selections:
-        lines = [_client_line(style, result.picked(selection), measure) for style, result in enumerate(shown)]
+    by_client = {
+        selection: [_client_line(style, result.picked(selection), measure) for style, result in enumerate(shown)]
+        for selection in selections
+    }
+    for chosen, lines in _alike(by_client):
         label = "% of the clients, from the worst to the best"
-        caption = f"{value} of the clients, {titled(selection)}"
-        add(caption, f"c{selection}", lines, label, axis, percent=measure.percent)
+        caption = f"{value} of the clients, {' and '.join(map(titled, chosen))}"
+        add(caption, f"c{chosen[0]}", lines, label, axis, percent=measure.percent)
     reliable = [line for style, result in enumerate(shown) if (line := _reliability_line(style, result))]
     labels = "score (%)", "share of positives among samples of this score (%)"
     caption = "Reliability of the scores after the last round, all clients together"
     add(caption, "s", reliable, *labels, diagonal=True)
     return made
+
+
+def _alike(
+    lines: Mapping[str, Sequence[figures.Line]],
+) -> list[tuple[list[str], Sequence[figures.Line]]]:
+    """Selections that have the same curves together, since each picked the same round."""
+    found: dict[str, tuple[list[str], Sequence[figures.Line]]] = {}
+    for selection, own in lines.items():
+        found.setdefault(repr(own), ([], own))[0].append(selection)
+    return list(found.values())
 
 
 def task_figures(key: str, shown: Sequence[Result]) -> list[Figure]:

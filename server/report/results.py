@@ -66,7 +66,7 @@ def results(runs: Iterable[Run]) -> list[Result]:
     scenarios = _labels(
         [key["scenario.name"] for key in keys], [settings_part(key, scenario=True) for key in keys]
     )
-    titles = [own[0].config.method.title for own in grouped]
+    titles = [", ".join(filter(None, (own[0].config.method.title, own[0].unfinished))) for own in grouped]
     methods = _labels(
         [f"{scenario}\n{title}" for scenario, title in zip(scenarios, titles, strict=True)],
         [settings_part(key, scenario=False) for key in keys],

@@ -248,12 +248,18 @@ def html_table(table: Table) -> str:
         f'<th scope="col" class="{kind}">{escape(name)}</th>' for kind, name in zip(kinds, table.head, strict=True)
     )
 
+    about = [(name, table.head.index(name)) for name in ("scenario", "method") if name in table.head]
+
     def line(name: str, *cells: str) -> str:
         others = (
             f'<td class="{"wrap" if len(cell) > 40 else kind}">{escape(cell)}</td>'
             for kind, cell in zip(kinds[1:], cells, strict=True)
         )
-        return f'<tr><th scope="row">{escape(name).replace("=", "=<wbr>")}</th>{"".join(others)}</tr>\n'
+        whose = "".join(f' data-{key}="{escape((name, *cells)[place])}"' for key, place in about)
+        wrap = ' class="wrap"' if len(name) > 40 else ""
+        return (
+            f'<tr{whose}><th scope="row"{wrap}>{escape(name).replace("=", "=<wbr>")}</th>{"".join(others)}</tr>\n'
+        )
 
     body = "".join(line(*row) for row in table.rows)
     return (

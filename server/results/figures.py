@@ -1,11 +1,13 @@
 """Figures as inline SVG: the same bytes for the same numbers, coloured by the page, so that light and dark fit."""
 
 import io
+import json
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from itertools import groupby
 from pathlib import Path
 from typing import Any, TypeVar
@@ -72,9 +74,14 @@ def line_figure(
     """
     with _figure(4.2, 2.9) as figure:
         axes = _panel(figure, lines, labels, names, percent)
+        bands = iter(axes.collections)
+        for line, curve in zip(lines, axes.lines, strict=True):  # names by which the page's script hides them
+            parts = [("curve", curve), *([("band", next(bands))] if len(line.spread) else [])]
+            for part, own in parts if line.style != OBSERVED else []:
+                own.set_gid(f"{part}-{line.style}")
         if diagonal:
             _equal_values(axes)
-        return _svg(figure, key)
+        return _told(_svg(figure, key), axes, lines, names)
 
 
 def standalone_figure(
@@ -350,6 +357,38 @@ def _thinned(items: Sequence[T], most: int) -> list[T]:
     if len(items) <= most:
         return list(items)
     return [items[int(index)] for index in np.linspace(0, len(items) - 1, most).round()]
+
+
+def _told(svg: str, axes: Axes, lines: Sequence[Line], names: Sequence[str]) -> str:
+    """The figure with the numbers of its points, which the page's script shows under the pointer.
+
+    `box` is where the axes are in the picture's own units, left, top, right and bottom; `x` and `y` are what they
+    show there, of y the logarithms where `log` says so.
+    """
+    figure = axes.figure
+    assert isinstance(figure, Figure)
+    unit, height = 72 / figure.dpi, 72 * figure.get_figheight()
+    box, log = axes.get_window_extent(), axes.get_yscale() == "log"
+    y = [float(np.log10(end)) if log else end for end in axes.get_ylim()]
+    facts = {
+        "box": [
+            round(end, 2) for end in (box.x0 * unit, height - box.y1 * unit, box.x1 * unit, height - box.y0 * unit)
+        ],
+        "x": axes.get_xlim(),
+        "y": y,
+        "log": log,
+        "names": [*names],
+        "lines": [_points(line) for line in lines],
+    }
+    return svg.replace("<svg ", f'<svg data-figure="{escape(json.dumps(facts, ensure_ascii=False))}" ', 1)
+
+
+def _points(line: Line) -> dict[str, Any]:
+    """A curve's drawn points, with four digits."""
+    keep = [place for place in _thinned(range(len(line.x)), POINTS) if np.isfinite(line.y[place])]
+    parts = {"x": line.x, "y": line.y, "spread": line.spread}
+    digits = {name: [float(f"{own[place]:.4g}") for place in keep] for name, own in parts.items() if len(own)}
+    return {"style": line.style, **digits}
 
 
 def _file(figure: Figure) -> str:

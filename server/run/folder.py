@@ -318,6 +318,21 @@ class RunFolder:
         except (OSError, ValidationError) as error:
             raise UserError(f"{path} is damaged ({reason(error)})") from None
 
+    def so_far(self) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
+        """The summary and the rows; of a run that is still worked on, what its rows say, and a sentence that tells so.
+
+        Raises `UserError` as `summary` and `rows` do, and where nothing has been evaluated yet.
+        """
+        if (self.path / "summary.json").exists() or not (owner := self.owner()):
+            return self.summary(), self.rows(), ""
+        config, rows = self.config(), self.rows_after(0)[0]
+        seconds = time.time() - (self.path / "config.toml").stat().st_mtime
+        summary = summarise(config, rows, seconds=seconds)
+        now = f"{summary['rounds']} of {config.rounds} rounds are done, and {owner} is at work on it"
+        if not any(summary["models"].values()):
+            raise UserError(f"{self.path}: nothing has been evaluated yet; {now}")
+        return summary, rows, f"not ended: {now}"
+
     @property
     def resume_command(self) -> str:
         """What goes on with the run, for whoever has a shell."""

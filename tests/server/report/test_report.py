@@ -451,7 +451,7 @@ def test_names_from_files_are_only_text(runs: Path) -> None:
         log.write(json.dumps({"kind": "clusters", "round": 6, "labels": {NASTY: 0, "\ud800": 1}}) + "\n")
     page, _ = report([runs])
     assert "<img" not in page
-    assert "<script" not in page
+    assert page.count("<script") == 1  # the page's own
     assert NASTY in Tables(page).rows["Test accuracy in % by environment"][0]
     text, _ = report([runs], "markdown")
     assert "<img" not in text.replace(r"\<", "")
@@ -489,7 +489,9 @@ def test_the_page_needs_nothing_and_can_be_read_by_machines(page: str) -> None:
         'scope="row"',
     ):
         assert word in page
-    assert page.count("<figure>") == page.count("<figcaption>") == page.count('role="img"') == 8
+    assert (
+        page.count("<figure>") == page.count("<figcaption>") == page.count('role="img"') == 6
+    )  # one where both selections agree
     ids = re.findall(r' id="([^"]+)"', page)
     assert len(ids) == len(set(ids))
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', page))
