@@ -25,11 +25,11 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.S)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Each method's page in the navigation, below the table of all."""
+    """Each method's page in the navigation, below the table of all, and each example's."""
     pages = sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md") if path.name != "README.md")
-    (reference,) = (part["Reference"] for part in config.nav or [] if "Reference" in part)
-    place = next(number for number, entry in enumerate(reference) if "Methods" in entry)
-    reference[place] = {"Methods": ["methods/README.md", *(f"methods/{name}" for name in pages)]}
+    parts = {name: entries for part in config.nav or [] for name, entries in part.items()}
+    parts["Reference"].insert(3, {"Methods": ["methods/README.md", *(f"methods/{name}" for name in pages)]})
+    parts["Start"].append({"Examples": list(map(_name, sorted(ROOT.glob("examples/*/README.md"))))})
     return config
 
 
