@@ -319,7 +319,7 @@ class RunFolder:
             raise UserError(f"{path} is damaged ({reason(error)})") from None
 
     def so_far(self) -> tuple[dict[str, Any], list[dict[str, Any]], str]:
-        """The summary and the rows; of a run that is still worked on, what its rows say, and a sentence that tells so.
+        """The summary and the rows; of a run at work what its rows say, and a sentence that tells so.
 
         Raises `UserError` as `summary` and `rows` do, and where nothing has been evaluated yet.
         """
