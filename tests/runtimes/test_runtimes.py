@@ -367,6 +367,30 @@ def test_habits_of_training_equal_local(method: str, elsewhere: Elsewhere, tmp_p
 
 
 @pytest.mark.parity
+@pytest.mark.parametrize("method", ["fedsdr", "perinvfl", "fediir", "ditto"])
+def test_a_model_of_tokens_with_lora_equals_local(method: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
+    """Of sentences of different lengths; what is frozen is each process's own, and compared at enrolment."""
+    runtime, connection = elsewhere
+    settings = [
+        "evaluate_every=2",
+        "local_steps=2",
+        "batch_size=8",
+        *("scenario.clients=4", "scenario.train_samples=30", "scenario.test_samples=10"),
+        *("model.name=text-transformer", "model.width=8", "model.heads=2"),
+        'model.lora={rank = 2, layers = "query|value"}',
+    ]
+    local, there = (
+        load_config(
+            options={"method": method, "scenario": "planted-word", "rounds": 2, "runtime": name}, settings=settings
+        )
+        for name in ("local", runtime)
+    )
+    LocalRuntime(local).run(RunFolder.create(tmp_path / "local", local))
+    finish(connection, there, tmp_path / runtime)
+    assert_equal_runs(tmp_path / "local", tmp_path / runtime)
+
+
+@pytest.mark.parity
 @pytest.mark.parametrize("data", ["colored-digits", "own"])
 def test_split_counts_and_chooses_as_locally(data: str, elsewhere: Elsewhere, tmp_path: Path) -> None:
     """References, counts of two trials, and the choice between them."""
