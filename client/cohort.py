@@ -32,7 +32,7 @@ from perennial.common.utils.tensors import Tensors
 
 T = TypeVar("T")
 
-MOST_CLIENTS, MOST_ELSEWHERE = 128, 1024
+MOST_CLIENTS, MOST_ELSEWHERE = 512, 1024
 """Clients in a stack, on the CPU and on another device."""
 STACK_BYTES: dict[Engine, int] = {"loop": 0, "stack": 2**30, "auto": 2**25}
 """What a stack's models and activations may take. `auto`: about a processor's last cache, beyond which a stack is
@@ -131,7 +131,7 @@ def window(task: Task, device: torch.device) -> int:
 
 
 def most_clients(device: torch.device) -> int:
-    """The most in a stack: on the CPU more are no faster."""
+    """The most in a stack: on the CPU more leave its cache."""
     return MOST_CLIENTS if device.type == "cpu" else MOST_ELSEWHERE
 
 
