@@ -76,6 +76,10 @@ WORKLOADS = {
         {"clients": 200, "samples": 16, "shape": (64,)}, SMALL, batch_size=8, timed_rounds=8,
         method={"name": "ditto", "local_steps": 1, "personal_steps": 1, "proximity": 0.1},
     ),
+    "many": Workload(
+        "MLP 64-32-10, 1,000 clients x 64 samples, batch 16",
+        {"clients": 1000, "samples": 64, "shape": (64,)}, SMALL, batch_size=16, timed_rounds=4,
+    ),
 }  # fmt: skip
 
 
