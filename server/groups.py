@@ -106,11 +106,12 @@ def _shape(what: str, values: Mapping[str, Any], said: int | None) -> tuple[int,
                 f"{place}: {what} has shape {shape_text(found.shape[1:])}, and in {first} "
                 f"{shape_text(arrays[first].shape[1:])}; all must be alike"
             )
-    whole = all(own.dtype.kind in "iu" and own.min() >= 0 for own in arrays.values())
-    pixels = all(own.dtype == np.uint8 for own in arrays.values())
     sizes = tuple(arrays[first].shape[1:])
-    if said == 0 or not whole or (pixels and said is None):
+    if not said:  # whole numbers may as well be ages or counts
         return sizes
+    wrong = next((place for place, own in arrays.items() if own.dtype.kind not in "iu" or own.min() < 0), "")
+    if wrong:
+        raise UserError(f"{wrong}: {what} must have whole numbers from 0 to {said - 1}, as ids of tokens")
     return SampleShape(sizes, _below(what, max(int(own.max()) for own in arrays.values()) + 1, said))
 
 

@@ -89,14 +89,13 @@ def from_arrays(
 ) -> InMemory:
     """A scenario of arrays in memory: `{"site-a": (x, y, environment), …}`.
 
-    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, whole numbers from 0 on stay whole, as ids of
-    tokens below `vocabulary` (by default one more than the largest), and everything else becomes float32. With
-    `vocabulary=0` whole numbers become float32, too. A list of sequences of whole numbers may have different
-    lengths. A dict of such `x` by name is a group: all samples have each of them. `y`: (n,) whole
-    numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted; (n, k) of 0 and 1, NaN where
-    one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to an event, and so is a
-    structured array as scikit-survival has it. `task` says which of these it is: "classes", "numbers", "labels" or
-    "event". `targets`: names of numbers or labels, by default those of a frame's columns. `loss`: of numbers.
+    `x`: (n, *shape) numbers; bytes (uint8) are divided by 255, and everything else becomes float32. With a
+    `vocabulary` they are ids of tokens below it, and stay whole. A list of sequences of whole numbers may have
+    different lengths, and is one of ids in any case. A dict of such `x` by name is a group: all samples have each
+    of them. `y`: (n,) whole numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted;
+    (n, k) of 0 and 1, NaN where one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to
+    an event, and so is a structured array as scikit-survival has it. `task` says which of these it is: "classes",
+    "numbers", "labels" or "event". `targets`: names of numbers or labels, by default those of a frame's columns. `loss`: of numbers.
     `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
@@ -397,16 +396,14 @@ def _ids_below(every: Sequence[_Part], said: Vocabulary) -> int:
         raise UserError("vocabulary: a dict is for samples that are groups; give a number")
     if said is not None and (isinstance(said, bool) or not isinstance(said, int | np.integer) or said < 0):
         raise UserError(f"vocabulary: {said!r:.100} is not possible; give a whole number, or 0 for none")
-    whole = {"u1", "i8"} if said else {"i8"}
-    odd = next((part for part in every if part.x.dtype.str[1:] not in whole), None)
-    if odd and said:
-        raise UserError(f"{odd.name}: x must have whole numbers from 0 to {said - 1}, since vocabulary = {said}")
-    if odd or said == 0:
+    if not said:  # whole numbers may as well be ages or counts
         return 0
+    if odd := next((part for part in every if part.x.dtype.str[1:] not in ("u1", "i8")), None):
+        raise UserError(f"{odd.name}: x must have whole numbers from 0 to {said - 1}, since vocabulary = {said}")
     found, part = max(((int(part.x.max()) + 1, part) for part in every), key=lambda pair: pair[0])
-    if said and found > said:
+    if found > said:
         raise UserError(f"{part.name}: x has {found - 1}, and vocabulary = {said}; ids of tokens are below it")
-    return int(said or found)
+    return int(said)
 
 
 def _doubts(

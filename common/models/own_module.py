@@ -455,4 +455,7 @@ def run_once(settings: ModelSettings, module: nn.Module, x: Tensor, how: str = "
     except Exception as error:
         shape = tuple(x.shape[1:]) if x.is_floating_point() else SampleShape(x.shape[1:], int(x.max()) + 1)
         doing = f"cannot be run {how}" if how else f"cannot take samples of shape {shape_in_words(shape)}"
-        raise UserError(f"model {settings.name!r} {doing}: {told_with_place(error, __file__)}") from error
+        hint = "; if these are ids of tokens, announce their vocabulary (docs/models.md)" * (
+            "'indices'" in str(error)
+        )
+        raise UserError(f"model {settings.name!r} {doing}: {told_with_place(error, __file__)}{hint}") from error

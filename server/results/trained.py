@@ -142,7 +142,8 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
         if array.dtype.kind not in "iu" or array.min() < 0 or array.max() >= most:
             raise UserError(f"x must be whole numbers from 0 to {most - 1}, as the run's ids of tokens")
         return torch.tensor(array.astype(np.int64))
-    return scenario.prepare(unit_range(torch.tensor(numbers("x", array, names if frame else ()))))
+    found = torch.tensor(numbers("x", array, names if frame else ()))
+    return scenario.prepare(unit_range(found if found.dtype == torch.uint8 else found.float()))
 
 
 def _warn_of(name: str, texts: set[str], column: CategoryColumn) -> None:

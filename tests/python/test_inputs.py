@@ -128,7 +128,7 @@ def test_a_network_that_does_not_fit_is_said(name: str, words: str) -> None:
 
 def test_what_counts_as_ids() -> None:
     ids, y, _ = sentences(1)
-    assert from_arrays({"a": (ids, y)}).scenario.vocabulary == ids.max() + 1
+    assert from_arrays({"a": (ids, y)}).scenario.vocabulary == 0  # ages and counts are whole numbers, too
     assert from_arrays({"a": (ids.astype(np.uint8), y)}, vocabulary=IDS).scenario.vocabulary == IDS
     for x, said in ((ids - 20, None), (ids.astype(float), None), (ids.astype(np.uint8), None), (ids, 0)):
         assert from_arrays({"a": (x, y)}, vocabulary=said).scenario.vocabulary == 0
@@ -201,3 +201,11 @@ def test_the_model_is_exported_with_whole_numbers(scenario: InMemory, tmp_path: 
     x = sentences(3)[0]
     (answers,) = session.run(["probabilities"], {"input": x})
     np.testing.assert_allclose(answers, result.predict_proba(x), atol=1e-5)
+
+
+def test_a_table_of_whole_numbers_is_one_of_numbers(tmp_path: Path) -> None:
+    """Of which a new row may have others than those of training."""
+    ages = np.random.default_rng(0).integers(0, 90, (80, 3))
+    scenario = from_arrays({"a": (ages, (ages[:, 0] > 45).astype(int))})
+    result = perennial.run("fedavg", scenario, rounds=1, out=tmp_path / "run")
+    assert np.array_equal(result.predict([[120, 3, 4]]), result.predict([[120.0, 3.0, 4.0]]))

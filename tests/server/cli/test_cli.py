@@ -623,8 +623,8 @@ def test_what_is_broken_off_names_its_folder_and_what_can_be_done(
 ) -> None:
     save = RunFolder.save_checkpoint
 
-    def stop(self: RunFolder, *arguments: Any) -> None:
-        save(self, *arguments)
+    def stop(self: RunFolder, *arguments: Any, **named: Any) -> None:
+        save(self, *arguments, **named)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(RunFolder, "save_checkpoint", stop)
