@@ -611,7 +611,8 @@ def _unknown_setting(key: str, method: type[Method], own: set[str], others: set[
         if isinstance(extra, dict) and "symbol" in extra
     }
     name = method.model_fields["name"].default
-    found = setting_meant(key, own | others, symbols) or sorted(own for own in others if own.startswith(f"{key}."))[:1]
+    of_part = sorted(other for other in others if other.startswith(f"{key}."))
+    found = setting_meant(key, own | others, symbols) or of_part[:1]
     hint = f"; did you mean {found[0]!r}{''.join(f' with {more}' for more in found[1:])}?" if found else ""
     return (
         f"unknown setting {key[:LONGEST]!r}{hint} ({name} has {', '.join(sorted(own)) or 'none'}: `perennial show "

@@ -95,8 +95,8 @@ def from_arrays(
     of them. `y`: (n,) whole numbers or texts are classes; (n,) or (n, k) floats are numbers to be predicted;
     (n, k) of 0 and 1, NaN where one is missing, are labels; a pair `(time, happened)` of (n,) each is the time to
     an event, and so is a structured array as scikit-survival has it. `task` says which of these it is: "classes",
-    "numbers", "labels" or "event". `targets`: names of numbers or labels, by default those of a frame's columns. `loss`: of numbers.
-    `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
+    "numbers", "labels" or "event". `targets`: names of numbers or labels, by default those of a frame's columns.
+    `loss`: of numbers. `environment`: (n,) whole numbers or texts, or one text for all; without it there is one
     environment. `test`: by environment `(x, y)`, with which every client is tested, or `{"site-a": (x, y), …}`.
     Without `test`, `test_fraction` (0.2) of each environment of a client is for testing. `validation_fraction` is
     held out. `classes`: names of the classes 0, 1, …, or in their order the texts or numbers that `y` has.
