@@ -179,8 +179,13 @@ def watch(
         Address.parse(place, "FOLDER|HOST:PORT")
     elif "/" in place or Path(place).exists():
         raise UserError(f"{place} is no run folder")
-    with connected(place, ca, insecure) as connection:
-        _show(lambda: (Group(*status_tables(connection, keys)), False))
+    try:
+        with connected(place, ca, insecure) as connection:
+            _show(lambda: (Group(*status_tables(connection, keys)), False))
+    except UserError as error:
+        if ":" in place:
+            raise
+        raise UserError(f"there is no run folder {place}; and as a SuperLink: {error}") from None
 
 
 def _show(look: Callable[[], tuple[RenderableType, bool]]) -> None:

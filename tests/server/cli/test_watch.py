@@ -75,7 +75,9 @@ def test_the_end_of_a_run_is_seen() -> None:
     assert "round 1 of 10, ended" in seen_after(round_of(1), {"event": "ended"})[1]
 
 
-def test_a_folder_is_watched_and_what_is_none_is_one_sentence(tmp_path: Path) -> None:
+def test_a_folder_is_watched_and_what_is_none_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = toy_config("ditto", rounds=2)
     folder = RunFolder.create(tmp_path / "one", config)
     with folder.held():
@@ -84,7 +86,13 @@ def test_a_folder_is_watched_and_what_is_none_is_one_sentence(tmp_path: Path) ->
     assert result.exit_code == 0, result.output
     assert "round 2 of 2, ended" in result.stdout
     assert "personal" in result.stdout
-    for place, said in ((str(tmp_path / "none"), "is no run folder"), ("nowhere:port", "is no address")):
+    monkeypatch.chdir(tmp_path)
+    wrongs = {
+        str(tmp_path / "none"): "is no run folder",
+        "none": "there is no run folder none",
+        "no:port": "is no address",
+    }
+    for place, said in wrongs.items():
         wrong = call("watch", place)
         assert (wrong.exit_code, said in wrong.stderr) == (2, True), wrong.output
     folder.events.write_text('{"event": "round"}\n')
