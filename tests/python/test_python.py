@@ -519,7 +519,8 @@ def test_a_search_without_test_samples_has_held_out_numbers_alone(tmp_path: Path
     assert all(0 <= row["held-out"] <= 1 for row in found.table)
     page, skipped = report([tmp_path], oracle=True)
     assert skipped == []
-    assert re.findall("<figcaption>([^<]*)", page) == ["Held-out training accuracy against rounds"]
+    assert "<figcaption>" not in page  # one round is no curve
+    assert "held-out training" in page
     with pytest.raises(UserError, match="no client has test data"):
         found.result.plot()
 
