@@ -1,4 +1,4 @@
-"""The command line: `perennial run | resume | demo | list | show | sweep | compare | report | certs | …`."""
+"""The command line: `perennial run | resume | watch | demo | list | show | sweep | compare | report | …`."""
 
 import sys
 

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner, Result
 
+from perennial.server.cli import console
 from perennial.server.cli.main import app
 from perennial.server.cli.watch import Seen, picture, sparkline
 from perennial.server.local import LocalRuntime
@@ -119,3 +120,18 @@ def test_a_folder_whose_run_goes_on_is_shown_and_reported(tmp_path: Path) -> Non
         assert page.exit_code == 0, page.output
         assert "| FedAvg, after 2 of 4 rounds |" in (tmp_path / "page.md").read_text()
     assert "has no summary yet" in call("show", str(folder.path)).stderr  # nobody is at work on it any more
+
+
+def test_a_log_file_has_a_line_of_its_own_after_a_silent_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    silence = console.Silence()
+    said = []
+    for done in range(10):
+        said.append(silence.line("", "rounds", done, 30))
+        now[0] += 20.0
+    left = {3: "0:09:00", 6: "0:08:00", 9: "0:07:00"}
+    assert said == [f"rounds {n}/30, about {left[n]} left" if n in left else "" for n in range(10)]
+    assert silence.line("round 10/30  global 50.0 %", "rounds", 10, 30) == "round 10/30  global 50.0 %"
+    now[0] += 20.0
+    assert silence.line("", "rounds", 11, 30) == ""
