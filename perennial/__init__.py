@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from perennial.common.utils.errors import RunStopped, Stop, UserError
     from perennial.server.frames import from_frames
     from perennial.server.in_memory import InMemory, from_arrays, from_datasets, from_partitions
-    from perennial.server.results.result import Result
+    from perennial.server.results.result import Result, plot
     from perennial.server.results.table import Table
     from perennial.server.run.progress import Progress
     from perennial.server.runs import load, plugin, resume, run
@@ -44,6 +44,7 @@ __all__ = [
     "from_partitions",
     "leave_one_site_out",
     "load",
+    "plot",
     "plugin",
     "resume",
     "run",
@@ -57,7 +58,7 @@ ROOMS = {
     "common.utils.errors": ("RunStopped", "Stop", "UserError"),
     "server.frames": ("from_frames",),
     "server.in_memory": ("InMemory", "from_arrays", "from_datasets", "from_partitions"),
-    "server.results.result": ("Result",),
+    "server.results.result": ("Result", "plot"),
     "server.results.table": ("Table",),
     "server.run.progress": ("Progress",),
     "server.runs": ("load", "plugin", "resume", "run"),

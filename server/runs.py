@@ -149,7 +149,7 @@ def configured(
     given = [f"--{name} {value}" for name, value in chosen.items() if value is not None]
     if recipe is None and given:
         file = path_of(config, "config") if config is not None else None
-        return load_config(file, {"method": method, "scenario": scenario, **options}, texts, say)
+        return _seen(load_config(file, {"method": method, "scenario": scenario, **options}, texts, say))
     if given:
         raise UserError(
             f"--recipe {recipe} is not possible with {given[0]}; it has a method and a scenario, and --set, "
@@ -161,6 +161,17 @@ def configured(
     if caution:
         say(caution)
     return complete
+
+
+def _seen(config: RunConfig) -> RunConfig:
+    """A single run that would be evaluated once, at its end, is evaluated in every round, or there is no curve.
+
+    Where nothing else is said of it. A run behind a privacy mechanism tells no more than it did.
+    """
+    said = {"evaluate_every", "patience"} & config.model_fields_set
+    if said or config.rounds > config.evaluate_every or config.privacy.mechanism != "none":
+        return config
+    return config.model_copy(update={"evaluate_every": max(1, config.rounds // 20)})
 
 
 def must_be_said_once(options: Mapping[str, Any], settings: Iterable[str]) -> None:

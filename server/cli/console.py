@@ -6,10 +6,12 @@ import logging
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -158,6 +160,28 @@ def _has_bar() -> bool:
     return err.is_terminal and not is_json()
 
 
+MINUTE = 60.0
+
+
+class Silence:
+    """How long a log file has had no line of something that goes on, and the line that it then gets."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+        self._first: tuple[float, int] | None = None
+
+    def line(self, line: str, doing: str, done: int, total: int | None) -> str:
+        """The line; in place of an empty one after a minute, how much is done, and the time left."""
+        now = time.monotonic()
+        began, before = self._first = self._first or (now, done)
+        if not line and total and done > before and now - self._last >= MINUTE:
+            left = timedelta(seconds=round((now - began) / (done - before) * (total - done)))
+            line = f"{doing} {done}/{total}, about {left} left"
+        if line:
+            self._last = now
+        return line
+
+
 @contextmanager
 def _progress(doing: str, quiet: bool) -> Iterator[Callable[..., None]]:
     """Shows a line, if there is one, and what is being done, how much of it is done and of how much.
@@ -181,8 +205,10 @@ def _progress(doing: str, quiet: bool) -> Iterator[Callable[..., None]]:
 
             yield advance
     else:
+        silent = Silence()
 
-        def say(line: str, *_: object) -> None:
+        def say(line: str, doing: str = "", done: int = 0, total: int | None = None) -> None:
+            line = silent.line(line, doing, done, total)
             if line and is_json():
                 tell(line)
             elif line:

@@ -1,4 +1,4 @@
-"""The command line: `perennial run | resume | demo | list | show | sweep | compare | report | certs | …`."""
+"""The command line: `perennial run | resume | watch | demo | list | show | sweep | compare | report | …`."""
 
 import sys
 
@@ -9,7 +9,7 @@ try:
 
     # In the order of `perennial --help`.
     # isort: off
-    from perennial.server.cli import run, demo, show, study, plugins, sites, export  # noqa: F401
+    from perennial.server.cli import run, watch, demo, show, study, plugins, sites, export  # noqa: F401
     from perennial.server.cli.options import app
 except KeyboardInterrupt:  # these imports take half a second
     print("perennial: interrupted", file=sys.stderr)

@@ -33,6 +33,7 @@ from perennial.server.cli.options import (
 
 if TYPE_CHECKING:
     from perennial.common.survey import Question
+    from perennial.server.deployment.submission import Connection
     from perennial.server.survey.survey import Surveyed
 
 
@@ -97,26 +98,41 @@ def show_status(
     as_json: Json = False,
 ) -> None:
     """List the runs and the sites of a SuperLink."""
-    from perennial.server.deployment.certs import public_keys
-    from perennial.server.deployment.control import runs, sites
-
     with link.connected() as connection:
         if connection.ends_soon:
             remark(connection.ends_soon)
-        joined: dict[str, Iterable[object]] = {
-            "runs": runs(connection),
-            "sites": sites(connection, public_keys(keys or [])),
-        }
-    found = {
-        name: [{key: printable(value) for key, value in vars(row).items()} for row in rows]
-        for name, rows in joined.items()
-    }
+        found = _status(connection, keys or [])
     if as_json:
         out.print_json(data=found)
         return
+    for shown in _status_tables(found):
+        print_tables(shown) if isinstance(shown, Table) else out.print(shown)
+
+
+def status_tables(connection: "Connection", keys: Iterable[Path]) -> list[Table | str]:
+    """The runs and the sites of a SuperLink; keys name sites. Raises `UserError`."""
+    return _status_tables(_status(connection, keys))
+
+
+def _status(connection: "Connection", keys: Iterable[Path]) -> dict[str, list[dict[str, str]]]:
+    from perennial.server.deployment.certs import public_keys
+    from perennial.server.deployment.control import runs, sites
+
+    joined: dict[str, Iterable[object]] = {
+        "runs": runs(connection),
+        "sites": sites(connection, public_keys([*keys])),
+    }
+    return {
+        name: [{key: printable(value) for key, value in vars(row).items()} for row in rows]
+        for name, rows in joined.items()
+    }
+
+
+def _status_tables(found: dict[str, list[dict[str, str]]]) -> list[Table | str]:
+    made: list[Table | str] = []
     for name, rows in found.items():
         if not rows:
-            out.print(f"no {name}")
+            made.append(f"no {name}")
             continue
         columns = [column for column in rows[0] if any(row[column] for row in rows)]
         table = Table(title=name)
@@ -124,7 +140,8 @@ def show_status(
             table.add_column(column, no_wrap=column in ("run", "node"), overflow="fold")
         for row in rows:
             table.add_row(*(row[column] for column in columns))
-        print_tables(table)
+        made.append(table)
+    return made
 
 
 @command("stop")

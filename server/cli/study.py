@@ -377,8 +377,19 @@ def report_runs(
         None, "--format", help=r"What to write.  \[default: as the file ends, or html]"
     ),
     oracle: bool = typer.Option(False, "--oracle", help="Also the round that is best on test data, labelled so."),
+    live: bool = typer.Option(
+        False, "--serve", help="Write nothing: show the page to browsers of this machine, renewed as runs go on."
+    ),
+    port: int = typer.Option(8002, min=0, max=65535, help="With --serve. 0: any free one."),
 ) -> None:
     """Write a page about runs: tables, figures, configurations; or its tables alone."""
+    if live:
+        from perennial.server.report.live import serve
+
+        if file or form:
+            raise UserError("--serve writes nothing; leave out --out and --format")
+        serve(folders, port, oracle, remark)
+        return
     from perennial.server.report.page import report
     from perennial.server.run.output_files import must_be_ours
 

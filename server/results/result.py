@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -173,6 +173,9 @@ class Result:
 
         On `ax`, or in a new figure of pyplot. Raises `UserError` where no client has test data.
         """
+        return self._draw(ax, self.config.method.title)
+
+    def _draw(self, ax: Axes | None, name: str) -> Axes:
         measure = self._measure
         if not any(found[measure.name] for _, found in self._selected()):
             raise UserError(
@@ -184,7 +187,7 @@ class Result:
             drawn.setdefault((model, key["round"]), ([], found[measure.name]))[0].append(key["selection"])
         ax = self._axes(ax, "test environment", f"test {measure.title}{measure.unit and ', %'}")
         for (model, number), (selections, values) in drawn.items():
-            label = f"{model}, {' and '.join(selections)} (round {number})"
+            label = f"{name}: {model}, {' and '.join(selections)} (round {number})"
             ax.plot(list(values), [measure.factor * value for value in values.values()], marker="o", label=label)
         ax.legend()
         return ax
@@ -202,7 +205,7 @@ class Result:
             rounds.setdefault(row["round"], []).append(measure.factor * row[measure.name])
         for (model, split), rounds in found.items():
             means = [sum(own) / len(own) for own in rounds.values()]
-            label = f"{model}, {split}"
+            label = f"{self.config.method.title}: {model}, {split}"
             if split == "validation":
                 ax.plot(list(rounds), means, "--", marker=".", label=f"{label} (held out)")
                 continue
@@ -219,8 +222,9 @@ class Result:
         from matplotlib import pyplot
 
         ax = pyplot.subplots(layout="constrained")[1] if ax is None else ax
-        about = f"{self.config.method.title} on {self.config.scenario.name}, seed {self.config.seed}"
-        ax.set(xlabel=x, ylabel=y, title=about)
+        about, before = f"{self.config.scenario.name}, seed {self.config.seed}", ax.get_title()
+        others = before.split("; ") if ax.get_lines() and before else []
+        ax.set(xlabel=x, ylabel=y, title="; ".join(dict.fromkeys([*others, about])))
         return ax
 
     @property
@@ -248,3 +252,21 @@ class Result:
                 for model, selections in models.items()
                 for selection, found in selections.items()
             ]
+
+
+def plot(results: Iterable[Result], ax: Axes | None = None) -> Axes:
+    """Draw several results in one picture, as `Result.plot` draws one. Raises `UserError` for none.
+
+    The legend has the methods, and the seeds and folders where they have the same.
+    """
+    every = list(results)
+    if not every:
+        raise UserError("results: there is none to draw; give a list, such as [a, b]")
+    names = [own.config.method.title for own in every]
+    with_seeds = [f"{name}, seed {own.config.seed}" for name, own in zip(names, every, strict=True)]
+    with_folders = [f"{name}, {own.folder.name}" for name, own in zip(with_seeds, every, strict=True)]
+    apart = next((own for own in (names, with_seeds) if len(set(own)) == len(own)), with_folders)
+    for name, own in zip(apart, every, strict=True):
+        ax = own._draw(ax, name)
+    assert ax is not None
+    return ax

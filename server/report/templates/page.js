@@ -49,7 +49,7 @@ function nearest(svg, facts, event) {
       const x = scale * (left + at(line.x[i], facts.x) * (right - left));
       const y = scale * (bottom - at(facts.log ? Math.log10(line.y[i]) : line.y[i], facts.y) * (bottom - top));
       const far = Math.hypot(x - (event.clientX - frame.left), y - (event.clientY - frame.top));
-      if (!best || far < best.far) best = { far, x, y, line, i, name: item.textContent };
+      if (!best || far < best.far) best = { far, x, y, line, i, name: item.querySelector("span").textContent };
     }
   }
   return best && best.far < 40 ? best : null;

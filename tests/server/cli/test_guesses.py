@@ -11,6 +11,7 @@ from perennial.common.utils.errors import UserError
 from perennial.server import studies
 from perennial.server.cli.main import app
 from perennial.server.run.folder import RunFolder
+from perennial.server.runs import configured
 
 GUESSES: list[tuple[str, int, str]] = [
     ("-h", 0, "reproduce"),
@@ -99,3 +100,21 @@ def test_help_tells_of_each_argument(command: str) -> None:
 
 def test_prometheus_is_named_where_its_options_are() -> None:
     assert "Monitoring with Prometheus" in call("run --help").output
+
+
+@pytest.mark.parametrize(
+    ("rounds", "settings", "every"),
+    [(4, [], 1), (10, [], 1), (11, [], 10), (4, ["evaluate_every=3"], 3), (4, ["privacy.mechanism=secagg"], 10)],
+)
+def test_a_single_short_run_has_a_curve_unless_something_is_said(
+    rounds: int, settings: list[str], every: int
+) -> None:
+    run = configured("fedavg", "colored-digits", rounds=rounds, settings=settings)
+    assert run.evaluate_every == every
+
+
+def test_a_recipe_is_evaluated_as_it_was() -> None:
+    assert (
+        configured(recipe="demo/fedsdr", rounds=4).evaluate_every
+        == configured(recipe="demo/fedsdr").evaluate_every
+    )

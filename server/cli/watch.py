@@ -1,0 +1,203 @@
+"""`perennial watch`: what a run is doing, drawn anew as its log grows; or what a SuperLink has."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from perennial.common.config import RunConfig
+from perennial.common.utils.errors import UserError, printable
+from perennial.server.cli.console import out
+from perennial.server.cli.options import Ca, Insecure, command
+from perennial.server.results.formatting import size
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 30
+"""Evaluations that a line shows."""
+MOST_CLIENTS = 30
+RECENT = 20
+"""Rounds whose mean length says how long the others will take."""
+SECONDS = 1.0
+"""Between two looks."""
+
+
+@dataclass
+class Seen:
+    """What the log of a run has said so far."""
+
+    config: RunConfig
+    round: int = 0
+    seconds: list[float] = field(default_factory=list)
+    """Of each round."""
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    """By model and test environment, the headline measure at each evaluation."""
+    answered: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By client, the last round in which it was not left out, and when that ended."""
+    left_out: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By client, the last round in which it was left out, and why."""
+    lost: int = 0
+    """Replies left out in all rounds."""
+    down: int = 0
+    up: int = 0
+    end: str = ""
+
+    def take(self, event: dict[str, Any]) -> None:
+        """One line of the log more."""
+        kind, number = event["event"], int(event.get("round", 0))
+        if kind == "run":
+            self.end = ""
+        elif kind == "left out":
+            self.left_out[event["client"]] = number, event["reason"]
+            self.lost += 1
+        elif kind == "evaluated":
+            for model, own in event[self.config.predicts.headline.name].items():
+                for environment, value in own.items():
+                    self.values.setdefault((model, environment), []).append(value)
+        elif kind == "round":
+            self.round = number
+            self.seconds.append(event["seconds"])
+            self.down += event["bytes_down"]
+            self.up += event["bytes_up"]
+            if self.config.cohort == len(self.config.scenario.client_ids):  # else nobody knows who was asked
+                for client in self.config.scenario.client_ids:
+                    if self.left_out.get(client, (0, ""))[0] != number:
+                        self.answered[client] = number, event["time"]
+        elif kind in ("ended", "stopped"):
+            self.end = "ended" if kind == "ended" else f"stopped: {event['reason']}"
+
+    @property
+    def left(self) -> str:
+        """The time that the other rounds will take; empty where nobody knows."""
+        recent = self.seconds[-RECENT:]
+        if not recent or self.end:
+            return ""
+        seconds = sum(recent) / len(recent) * (self.config.rounds - self.round)
+        return f"{timedelta(seconds=round(seconds))} left"
+
+
+def sparkline(values: Sequence[float], low: float, high: float) -> str:
+    """A bar for each of the last values, from `low` to `high`; a blank where there is no number."""
+    span = (high - low) or 1.0
+    return "".join(
+        BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if isfinite(value) else " "
+        for value in values[-WIDTH:]
+    )
+
+
+def picture(seen: Seen) -> RenderableType:
+    """Rounds, the measure by environment, sites with their last reply, and what was left out."""
+    config, measure = seen.config, seen.config.predicts.headline
+    title = f"{config.method.title} on {config.scenario.name}, seed {config.seed}"
+    traffic = f"{size(seen.down)} down, {size(seen.up)} up"
+    state = [
+        f"round {seen.round} of {config.rounds}",
+        seen.end or seen.left,
+        f"{seen.lost} replies left out",
+        traffic,
+    ]
+    bar = Table.grid()
+    bar.add_row(ProgressBar(total=config.rounds, completed=seen.round, width=2 * WIDTH))
+    shown: list[RenderableType] = [printable(f"{title}: {', '.join(filter(None, state))}"), bar]
+    if seen.values:
+        every = [value for own in seen.values.values() for value in own if isfinite(value)]
+        low, high = min(every, default=0.0), max(every, default=1.0)
+        table = Table("model", "test environment", measure.title, "now")
+        for (model, environment), values in seen.values.items():
+            now = f"{measure.text(values[-1])}{measure.unit and f' {measure.unit.strip()}'}"
+            table.add_row(model, environment, sparkline(values, low, high), now)
+        shown.append(table)
+    clients = [client for client in config.scenario.client_ids if client in {*seen.answered, *seen.left_out}]
+    table = Table("site" if config.sites_with_data else "client", "last reply", "last left out")
+    for client in sorted(clients, key=lambda own: seen.answered.get(own, (0, ""))[0])[:MOST_CLIENTS]:
+        number, when = seen.answered.get(client, (0, ""))
+        missed = seen.left_out.get(client)
+        last = f"round {number}, {when[11:19]}" if number else "none"
+        row = last, f"round {missed[0]}: {missed[1]}" if missed else ""
+        table.add_row(client, *row, style="yellow" if missed and missed[0] >= seen.round else "")
+    if clients:
+        shown.append(table)
+    if (more := len(clients) - MOST_CLIENTS) > 0:
+        shown.append(f"and {more} more")
+    return Group(*shown)
+
+
+def watched_run(folder: Path) -> Callable[[], tuple[RenderableType, bool]]:
+    """Looks at a run folder, and tells what there is to see and whether it has ended. Raises `UserError`."""
+    from perennial.common.utils.files import Tail
+    from perennial.server.run.folder import RunFolder
+
+    run = RunFolder.open(folder)
+    seen, tail = Seen(run.config()), Tail(run.events)
+
+    def look() -> tuple[RenderableType, bool]:
+        for line in tail.lines():
+            try:
+                seen.take(json.loads(line))
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise UserError(f"{run.events} is damaged ({type(error).__name__}: {error})") from None
+        return picture(seen), bool(seen.end)
+
+    return look
+
+
+@command("watch")
+def watch(
+    place: str = typer.Argument(
+        ..., metavar="FOLDER|HOST:PORT", help="A run folder, or a SuperLink's Control API."
+    ),
+    keys: list[Path] = typer.Option(
+        [],
+        "--key",
+        metavar="KEY.pub",
+        help="Public keys, or folders of them, that give sites their names.",
+    ),
+    ca: Ca = None,
+    insecure: Insecure = False,
+) -> None:
+    """Watch a run until it ends: rounds, accuracy, sites, what was left out, time left. Ctrl-C ends the watching.
+
+    Of a SuperLink, its runs and sites. Where there is no terminal, what there is to see now.
+    """
+    if Path(place).is_dir():
+        _show(watched_run(Path(place)))
+        return
+    from perennial.common.utils.addresses import Address
+    from perennial.server.cli.sites import status_tables
+    from perennial.server.deployment.submission import connected
+
+    if ":" in place:
+        Address.parse(place, "FOLDER|HOST:PORT")
+    elif "/" in place or Path(place).exists():
+        raise UserError(f"{place} is no run folder")
+    try:
+        with connected(place, ca, insecure) as connection:
+            _show(lambda: (Group(*status_tables(connection, keys)), False))
+    except UserError as error:
+        if ":" in place:
+            raise
+        raise UserError(f"there is no run folder {place}; and as a SuperLink: {error}") from None
+
+
+def _show(look: Callable[[], tuple[RenderableType, bool]]) -> None:
+    shown, ended = look()
+    if not out.is_terminal:
+        out.print(shown)
+        return
+    with Live(shown, console=out, auto_refresh=False) as live:
+        try:
+            while not ended:
+                time.sleep(SECONDS)
+                shown, ended = look()
+                live.update(shown, refresh=True)
+        except KeyboardInterrupt:  # it only watched
+            return
