@@ -218,6 +218,13 @@ def _progress(doing: str, quiet: bool) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
+def counting(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """On a terminal, shows what is being done; how many of how many are done, and the time left, as it is told."""
+    with _progress(doing, quiet=not _has_bar()) as show:
+        yield lambda done, total: show("", doing, done, total)
+
+
+@contextmanager
 def watching(config: RunConfig, doing: str, quiet: bool) -> Iterator[Watched]:
     """Shows a run's progress."""
     with _progress(doing, quiet or is_json()) as show:  # the run itself tells its events

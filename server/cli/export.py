@@ -5,7 +5,7 @@ from typing import Literal
 
 import typer
 
-from perennial.server.cli.console import print_lines, remark
+from perennial.server.cli.console import counting, print_lines, remark
 from perennial.server.cli.options import DataRoot, command
 from perennial.server.cli.sites import ClientId, RunId
 
@@ -38,7 +38,8 @@ def export_model(
     if found.changed:
         changed = ", ".join(found.changed)
         remark(f"{changed} changed since the run began; the file may answer otherwise than in its tables")
-    written = (write_onnx if form == "onnx" else write_torch)(found, file)
+    with counting(f"writing {file}"):
+        written = (write_onnx if form == "onnx" else write_torch)(found, file)
     whose = f" {'of' if found.name == PERSONAL else 'for'} {found.client}" if found.client else ""
     what = f"the {found.name} model of {found.task.method.name}{whose} after round {found.round}"
     print_lines([f"{file}: {what}; {written}"])

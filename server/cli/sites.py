@@ -17,7 +17,7 @@ from perennial.common.data.site_files import LABEL
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
-from perennial.server.cli.console import out, print_lines, print_tables, remark
+from perennial.server.cli.console import counting, out, print_lines, print_tables, remark
 from perennial.server.cli.options import (
     Ca,
     DataRoot,
@@ -255,12 +255,13 @@ def describe_data(
     from perennial.server.survey.describe import describe, describe_texts
 
     dialect = tables.dialect()
-    if text_column:
-        found = describe_texts(
-            path, text_column, options.question(), sites, length=length, tokenizer=tokenizer, dialect=dialect
-        )
-    else:
-        found = describe(path, sites, options.question(), **options.preparation(), dialect=dialect)
+    with counting(f"reading {path}"):
+        if text_column:
+            found = describe_texts(
+                path, text_column, options.question(), sites, length=length, tokenizer=tokenizer, dialect=dialect
+            )
+        else:
+            found = describe(path, sites, options.question(), **options.preparation(), dialect=dialect)
     _announce(found, options.file, options.as_json)
 
 

@@ -13,7 +13,7 @@ from perennial.common.utils.files import write_bytes, write_text
 from perennial.common.utils.suggestions import unknown
 from perennial.server.cli.completion import method_list, tables
 from perennial.server.cli.completion import methods as one_of_methods
-from perennial.server.cli.console import err, out, print_outcome, remark, watching_runs
+from perennial.server.cli.console import counting, err, out, print_outcome, remark, watching_runs
 from perennial.server.cli.options import (
     DataRoot,
     Device,
@@ -394,7 +394,8 @@ def report_runs(
     from perennial.server.run.output_files import must_be_ours
 
     form = form or _format_of(file)
-    text, skipped = report(folders, form, oracle)
+    with counting("reading runs") as told:
+        text, skipped = report(folders, form, oracle, told)
     if file is None and form == "html":
         file = folders[0] / "report.html"
     if file:

@@ -4,7 +4,7 @@ Numbers are never filled in: what cannot be read is named and skipped.
 """
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from pathlib import Path
@@ -37,12 +37,24 @@ CLUSTER_FIGURES = 6
 TASK_FIGURES = 40
 
 
-def report(folders: Sequence[Path], form: str = "html", oracle: bool = False) -> tuple[str, list[str]]:
+def report(
+    folders: Sequence[Path],
+    form: str = "html",
+    oracle: bool = False,
+    told: Callable[[int, int], object] = lambda done, total: None,
+) -> tuple[str, list[str]]:
     """The report of all runs at or below the folders, as "html", "markdown" or "csv", and what was skipped.
 
-    Raises `UserError` if there is nothing to report.
+    `told` is how many runs have been read, and of how many. Raises `UserError` if there is nothing to report.
     """
-    runs, skipped = load_runs(find_runs(folders), oracle)
+    paths = list(find_runs(folders))
+
+    def reading() -> Iterator[Path]:
+        for done, path in enumerate(paths):
+            told(done, len(paths))
+            yield path
+
+    runs, skipped = load_runs(reading(), oracle)
     if not runs and not skipped:
         raise UserError("there is no run to report")
     if not runs:

@@ -174,6 +174,12 @@ def test_tables_hold_the_numbers_of_the_run_folders(made: Path, page: str) -> No
     assert re.fullmatch(r"python 3\S+, perennial \S+, flwr 1\.\S+, torch \S+", versions)
 
 
+def test_who_waits_is_told_how_many_runs_have_been_read(made: Path) -> None:
+    told: list[tuple[int, int]] = []
+    report([made], "csv", told=lambda done, total: told.append((done, total)))
+    assert told == [(0, 3), (1, 3), (2, 3)]
+
+
 def test_csv_has_every_number_in_full(made: Path) -> None:
     text, _ = report([made], "csv")
     rows = {(row["method"], row["model"], row["selection"]): row for row in csv.DictReader(io.StringIO(text))}
