@@ -30,6 +30,11 @@ FEW = ("ditto", "fedavg", "fediir", "fedsgd")
 """For other tests that go through many: a method that keeps a model, one with two exchanges, one of gradients."""
 ONE = "ditto"
 """For what is asked of methods with every task: it has a common model and one of each client."""
+RARE = {
+    "test_each_habit_of_training_is_taken_or_refused",
+    "test_same_seed_same_bits_other_seed_other_bits",
+}
+"""Asked of those few alone in CI, since it takes seconds for each method."""
 MANY = 10
 
 
@@ -49,6 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = name in CONTRACT and file == "perennial.testing.methods" and (own == ONE or not task)
         if cases[file, name] > MANY and not asked and (task or own not in FEW):
             item.add_marker(pytest.mark.slow)
+            if name in RARE:
+                item.add_marker(pytest.mark.parity)
 
 
 def method(item: pytest.Item) -> str:

@@ -30,10 +30,15 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
     assert [command.split()[0] for command in commands] == [
-        "describe", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
+        "describe", "describe", "run", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
         *["describe", "run"] * 3,
     ]  # fmt: skip
     exec(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1], {})  # the page's three folders
+    Path("notes").mkdir()
+    for site in ("north", "south"):
+        kinds = enumerate(("well", "worse"))
+        lines = [f'"patient {word} after {n} days",{label}' for label, word in kinds for n in range(30)]
+        Path(f"notes/{site}.csv").write_text("\n".join(["note,label", *lines]) + "\n")
     said = {}
     for command in commands:
         words = shlex.split(command)

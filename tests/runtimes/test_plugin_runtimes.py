@@ -15,7 +15,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.simulation import Simulation
 
-pytestmark = pytest.mark.runtimes
+pytestmark = [pytest.mark.runtimes, pytest.mark.parity]
 
 
 def config(runtime: str, *settings: str) -> RunConfig:

@@ -273,10 +273,10 @@ def test_resnet18_takes_torchvisions_weights_and_its_own_runs(tmp_path: Path) ->
     tensors = get_model("resnet18").state_dict()
     torch.save({k: t for k, t in tensors.items() if "num_batches" not in k}, tmp_path / "old.pt")
     config = pacs(f"model.weights={tmp_path / 'old.pt'}", "model.head_hidden=4", "model.freeze=featurizer")
-    begun = initial(config)
+    own = network(config.model, config.scenario.input_shape, 7)
+    begun = own.whole(initial(config))
     assert torch.equal(begun["featurizer.layer4.1.bn2.weight"], tensors["layer4.1.bn2.weight"])
     assert begun["classifier.0.weight"].shape == (4, 512)
-    own = network(config.model, config.scenario.input_shape, 7)
     assert own.parameter_names == own.classifier_names
     assert own.featurizer_names == ()
     assert set(own.frozen_names) == {name for name in begun if name.startswith("featurizer.")}

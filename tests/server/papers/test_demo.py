@@ -314,7 +314,7 @@ def test_what_cannot_be_asked_for_is_said_in_a_sentence(two: Path) -> None:
 # ---------------------------------------------------------------------- the claims
 
 
-@pytest.mark.slow
+@pytest.mark.demo
 def test_the_cheapest_claim_still_holds(here: Path) -> None:
     """Half a minute; the marker `demo` has all of them."""
     result = call("--only", "cgpfl", "--jobs", "1", "--out", "pool", "--json")
