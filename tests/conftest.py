@@ -35,6 +35,8 @@ RARE = {
     "test_same_seed_same_bits_other_seed_other_bits",
 }
 """Asked of those few alone in CI, since it takes seconds for each method."""
+EVERY_TASK = "test_trains_and_improves"
+"""What CI asks of all methods with every task; what else depends on the task it asks of those few."""
 MANY = 10
 
 
@@ -54,7 +56,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         asked = name in CONTRACT and file == "perennial.testing.methods" and (own == ONE or not task)
         if cases[file, name] > MANY and not asked and (task or own not in FEW):
             item.add_marker(pytest.mark.slow)
-            if name in RARE:
+            if name in RARE or (task and name != EVERY_TASK):
                 item.add_marker(pytest.mark.parity)
 
 
