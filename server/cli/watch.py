@@ -1,25 +1,32 @@
 """`perennial watch`: what a run is doing, drawn anew as its log grows; or what a SuperLink has."""
 
 import json
+import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
+from rich.text import Text
 
 from perennial.common.config import RunConfig
 from perennial.common.utils.errors import UserError, printable
 from perennial.server.cli.console import out
 from perennial.server.cli.options import Ca, Insecure, command
 from perennial.server.results.formatting import size
+
+if TYPE_CHECKING:
+    from perennial.common.flower.names import Run
+    from perennial.server.deployment.submission import Connection
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 30
@@ -29,6 +36,7 @@ RECENT = 20
 """Rounds whose mean length says how long the others will take."""
 SECONDS = 1.0
 """Between two looks."""
+LOG = "log.jsonl"
 
 
 @dataclass
@@ -94,6 +102,11 @@ def sparkline(values: Sequence[float], low: float, high: float) -> str:
     )
 
 
+def told(text: str) -> Text:
+    """Foreign text as it is: neither a terminal's commands nor rich's marks do anything."""
+    return Text(printable(text))
+
+
 def picture(seen: Seen) -> RenderableType:
     """Rounds, the measure by environment, sites with their last reply, and what was left out."""
     config, measure = seen.config, seen.config.predicts.headline
@@ -107,14 +120,14 @@ def picture(seen: Seen) -> RenderableType:
     ]
     bar = Table.grid()
     bar.add_row(ProgressBar(total=config.rounds, completed=seen.round, width=2 * WIDTH))
-    shown: list[RenderableType] = [printable(f"{title}: {', '.join(filter(None, state))}"), bar]
+    shown: list[RenderableType] = [told(f"{title}: {', '.join(filter(None, state))}"), bar]
     if seen.values:
         every = [value for own in seen.values.values() for value in own if isfinite(value)]
         low, high = min(every, default=0.0), max(every, default=1.0)
         table = Table("model", "test environment", measure.title, "now")
         for (model, environment), values in seen.values.items():
             now = f"{measure.text(values[-1])}{measure.unit and f' {measure.unit.strip()}'}"
-            table.add_row(model, environment, sparkline(values, low, high), now)
+            table.add_row(*map(told, (model, environment, sparkline(values, low, high), now)))
         shown.append(table)
     clients = [client for client in config.scenario.client_ids if client in {*seen.answered, *seen.left_out}]
     table = Table("site" if config.sites_with_data else "client", "last reply", "last left out")
@@ -123,7 +136,7 @@ def picture(seen: Seen) -> RenderableType:
         missed = seen.left_out.get(client)
         last = f"round {number}, {when[11:19]}" if number else "none"
         row = last, f"round {missed[0]}: {missed[1]}" if missed else ""
-        table.add_row(client, *row, style="yellow" if missed and missed[0] >= seen.round else "")
+        table.add_row(*map(told, (client, *row)), style="yellow" if missed and missed[0] >= seen.round else "")
     if clients:
         shown.append(table)
     if (more := len(clients) - MOST_CLIENTS) > 0:
@@ -131,23 +144,73 @@ def picture(seen: Seen) -> RenderableType:
     return Group(*shown)
 
 
-def watched_run(folder: Path) -> Callable[[], tuple[RenderableType, bool]]:
-    """Looks at a run folder, and tells what there is to see and whether it has ended. Raises `UserError`."""
-    from perennial.common.utils.files import Tail
-    from perennial.server.run.folder import RunFolder
+Look = Callable[[], tuple[RenderableType, bool]]
+"""Tells what there is to see now, and whether nothing more will come."""
 
-    run = RunFolder.open(folder)
-    seen, tail = Seen(run.config()), Tail(run.events)
+
+def watched_log(config: RunConfig, log: Path) -> Look:
+    """Looks at the log of a run. A look raises `UserError` where the log is damaged."""
+    from perennial.common.utils.files import Tail
+
+    seen, tail = Seen(config), Tail(log)
 
     def look() -> tuple[RenderableType, bool]:
         for line in tail.lines():
             try:
                 seen.take(json.loads(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{run.events} is damaged ({type(error).__name__}: {error})") from None
+                raise UserError(f"{log} is damaged ({type(error).__name__}: {error})") from None
         return picture(seen), bool(seen.end)
 
     return look
+
+
+def watched_run(folder: Path) -> Look:
+    """Looks at a run folder. Raises `UserError`."""
+    from perennial.server.run.folder import RunFolder
+
+    run = RunFolder.open(folder)
+    return watched_log(run.config(), run.events)
+
+
+@contextmanager
+def watched_superlink(connection: "Connection", keys: Sequence[Path]) -> Iterator[Look]:
+    """Looks at the runs and sites of a SuperLink, and its newest run that goes on. A look raises `UserError`."""
+    from perennial.server.cli.sites import status_tables
+    from perennial.server.deployment.control import going_on
+
+    with ExitStack() as received:
+        followed, drawn = 0, None
+
+        def look() -> tuple[RenderableType, bool]:
+            nonlocal followed, drawn
+            shown: list[RenderableType] = [*status_tables(connection, keys)]
+            newest = going_on(connection)
+            if newest and newest.run_id != followed:
+                received.close()
+                followed, drawn = newest.run_id, _followed(connection, newest, received)
+            if drawn:
+                shown.append(drawn()[0])
+            return Group(*shown), False
+
+        yield look
+
+
+def _followed(connection: "Connection", run: "Run", received: ExitStack) -> Look | None:
+    """Looks at the log of a run that a SuperLink has: the file itself where the run writes it on this machine, or
+    what its server sends. None where the run is no training, or names code that is not installed here."""
+    from perennial.server.deployment.remote_folder import Receiver
+
+    try:
+        config = RunConfig.model_validate_json(str(run.override_config.get("config", "")))
+    except (ValueError, UserError):
+        return None
+    here = Path(str(run.override_config.get("out", ""))) / LOG
+    if here.exists():
+        return watched_log(config, here)
+    folder = Path(received.enter_context(tempfile.TemporaryDirectory(prefix="perennial-")))
+    received.enter_context(Receiver(connection.control(), str(run.run_id), folder))
+    return watched_log(config, folder / LOG)
 
 
 @command("watch")
@@ -166,13 +229,12 @@ def watch(
 ) -> None:
     """Watch a run until it ends: rounds, accuracy, sites, what was left out, time left. Ctrl-C ends the watching.
 
-    Of a SuperLink, its runs and sites. Where there is no terminal, what there is to see now.
+    Of a SuperLink, its runs and sites, and the newest run that goes on. Without a terminal, what there is now.
     """
     if Path(place).is_dir():
         _show(watched_run(Path(place)))
         return
     from perennial.common.utils.addresses import Address
-    from perennial.server.cli.sites import status_tables
     from perennial.server.deployment.submission import connected
 
     if ":" in place:
@@ -180,15 +242,15 @@ def watch(
     elif "/" in place or Path(place).exists():
         raise UserError(f"{place} is no run folder")
     try:
-        with connected(place, ca, insecure) as connection:
-            _show(lambda: (Group(*status_tables(connection, keys)), False))
+        with connected(place, ca, insecure) as connection, watched_superlink(connection, keys) as look:
+            _show(look)
     except UserError as error:
         if ":" in place:
             raise
         raise UserError(f"there is no run folder {place}; and as a SuperLink: {error}") from None
 
 
-def _show(look: Callable[[], tuple[RenderableType, bool]]) -> None:
+def _show(look: Look) -> None:
     shown, ended = look()
     if not out.is_terminal:
         out.print(shown)

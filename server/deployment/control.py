@@ -42,8 +42,12 @@ class SiteState:
 
 def runs(connection: Connection) -> list[RunState]:
     """All runs, the newest first. Raises `UserError`."""
-    known = sorted(runs_in(connection.ask("ListRuns")), key=lambda run: run.pending_at, reverse=True)
-    return [RunState(str(run.run_id), status_of(run), _what(run), run.pending_at) for run in known]
+    return [RunState(str(run.run_id), status_of(run), _what(run), run.pending_at) for run in _runs(connection)]
+
+
+def going_on(connection: Connection) -> Run | None:
+    """The newest run that goes on, with the settings that it was started with. Raises `UserError`."""
+    return next((run for run in _runs(connection) if status_of(run) == "running"), None)
 
 
 def sites(connection: Connection, keys: Iterable[Path] = ()) -> list[SiteState]:
@@ -109,6 +113,10 @@ def stop(connection: Connection, run: str) -> None:
 def _as_known(key: Path) -> bytes:
     """A site's public key as a SuperLink knows it. Raises as `public_key` does."""
     return key_bytes(public_key(key))
+
+
+def _runs(connection: Connection) -> list[Run]:
+    return sorted(runs_in(connection.ask("ListRuns")), key=lambda run: run.pending_at, reverse=True)
 
 
 def _nodes(connection: Connection) -> Sequence[Any]:

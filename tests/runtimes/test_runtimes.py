@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import user_models
+from rich.console import Console
 from safetensors.torch import load_file
 from simulated_superlink import superlink
 from split_counts import own_tables
@@ -27,6 +28,7 @@ from perennial.common.methods.references import FILE
 from perennial.common.privacy.secure_aggregation import STEPS
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.files import load_records
+from perennial.server.cli.watch import watched_superlink
 from perennial.server.deployment import control, submission
 from perennial.server.deployment.fab import make_app
 from perennial.server.deployment.submission import Connection
@@ -274,6 +276,19 @@ def test_sites_run_the_code_that_is_installed_there_whatever_the_server_sends(
     assert not (tmp_path / "spy").exists()
 
 
+def watched(connection: Connection, title: str) -> str:
+    """What `perennial watch` draws of a SuperLink, once this is in it."""
+    console, end = Console(width=150), time.monotonic() + 60
+    with watched_superlink(connection, []) as look:
+        while True:
+            with console.capture() as drawn:
+                console.print(look()[0])
+            if title in drawn.get() and "round 0 of" not in drawn.get():
+                return drawn.get()
+            assert time.monotonic() < end, drawn.get()
+            time.sleep(0.1)
+
+
 def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped_and_taken_up_again(
     long: Path, site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,6 +300,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
         rows = site.connection.follow(run, desk, receiver)
         assert next(rows)["round"] == 1
         assert run in [one.run for one in control.runs(site.connection)]
+        assert "running" in watched(site.connection, "Ditto on colored-digits, seed 0: round ")
         control.stop(site.connection, run)
         with pytest.raises(RunStopped, match=f"run {run} was stopped; `perennial resume"):
             list(rows)

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from perennial.server.cli import console
 from perennial.server.cli.main import app
-from perennial.server.cli.watch import Seen, picture, sparkline
+from perennial.server.cli.watch import Seen, picture, sparkline, watched_superlink
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.testing.tiny_federation import toy_config
@@ -98,6 +99,70 @@ def test_a_folder_is_watched_and_what_is_none_is_one_sentence(
         assert (wrong.exit_code, said in wrong.stderr) == (2, True), wrong.output
     folder.events.write_text('{"event": "round"}\n')
     assert "log.jsonl is damaged (KeyError" in call("watch", str(tmp_path / "one")).stderr
+
+
+def test_names_and_reasons_from_a_server_are_shown_as_they_are() -> None:
+    evil = "[/]\x1b[2J[bold]"
+    drawn = seen_after({"event": "left out", "round": 1, "client": "client-1", "reason": evil}, round_of(1))[1]
+    assert "\x1b" not in drawn
+    assert "[/] [2J[bold]" in drawn
+
+
+def drawn_of(look: Any) -> str:
+    console = Console(width=120)
+    with console.capture() as text:
+        console.print(look()[0])
+    return text.get()
+
+
+@pytest.mark.parametrize("same_machine", [True, False])
+def test_of_a_superlink_the_newest_run_that_goes_on_is_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_machine: bool
+) -> None:
+    """From its folder where that is on this machine, else from what its server sends."""
+    wanted = toy_config("ditto", rounds=9)
+    events = [{"event": "run"}, round_of(1), round_of(2)]
+    log = "".join(json.dumps({"round": 0, **event}) + "\n" for event in events)
+    there = tmp_path / "run"
+    if same_machine:
+        there.mkdir()
+        (there / "log.jsonl").write_text(log)
+
+    class Sent:
+        """What its server sends, in place of a connection."""
+
+        def __init__(self, channel: str, run: str, folder: Path) -> None:
+            assert (channel, run, same_machine) == ("channel", "7", False)
+            (folder / "log.jsonl").write_text(log)
+
+        def __enter__(self) -> "Sent":
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            closed.append("7")
+
+    class Connection:
+        def control(self) -> str:
+            return "channel"
+
+    def started(number: int, **settings: str) -> SimpleNamespace:
+        return SimpleNamespace(run_id=number, override_config=settings)
+
+    closed: list[str] = []
+    run: list[SimpleNamespace | None] = [None]
+    monkeypatch.setattr("perennial.server.deployment.remote_folder.Receiver", Sent)
+    monkeypatch.setattr("perennial.server.deployment.control.going_on", lambda _: run[0])
+    monkeypatch.setattr("perennial.server.cli.sites.status_tables", lambda *_: ["its sites"])
+    with watched_superlink(Connection(), []) as look:  # type: ignore[arg-type]
+        assert drawn_of(look) == "its sites\n"
+        run[0] = started(7, config=wanted.model_dump_json(), out=str(there))
+        assert "Ditto on toy, seed 0: round 2 of 9" in drawn_of(look)
+        run[0] = None  # it has ended, and is still seen
+        assert "round 2 of 9" in drawn_of(look)
+        for number, settings in enumerate([{"survey": "{}"}, {"config": '{"plugins": ["none"]}'}], start=8):
+            run[0] = started(number, **settings)
+            assert drawn_of(look) == "its sites\n"
+    assert closed == ([] if same_machine else ["7"])
 
 
 def test_a_folder_whose_run_goes_on_is_shown_and_reported(tmp_path: Path) -> None:
