@@ -33,13 +33,14 @@ def demo_page(findings: Sequence[Finding], folder: Path) -> str:
     return framed(
         "What the methods claim, measured here",
         f"<p>{held} of {len(findings)} claims hold. Every number on this page comes from runs on this machine, on "
-        "data that come with scikit-learn or are generated. Accuracies are test accuracies in % after the last "
-        "round, means over seeds.</p>\n"
+        "data that come with scikit-learn or are generated: test data after the last round, means over seeds. "
+        "Accuracies are in %.</p>\n"
         f'<nav aria-label="Sections">{links}</nav>\n'
         f"{html_table(_table(findings))}\n"
         f'<p class="how">{escape(seeds_line(findings))} <em>A constant</em> always says a client\'s most frequent '
-        "training label: it has learned nothing. <em>No shortcut</em> is the reference where the data have none: "
-        "about what is possible.</p>\n" + "\n".join(_section(finding, folder) for finding in findings),
+        "training label, or the mean of numbers: it has learned nothing. <em>No shortcut</em> is the reference "
+        "where the data have none: about what is possible.</p>\n"
+        + "\n".join(_section(finding, folder) for finding in findings),
     )
 
 
@@ -119,9 +120,9 @@ def _sentence(finding: Finding) -> str:
     if not finding.complete or difference is None or error is None:
         return "Not all of its runs have ended, so there is no verdict."
     if difference:
-        sentence = (
-            f"{ours} is {100 * abs(difference):.2f} points {'above' if difference > 0 else 'below'} {theirs}"
-        )
+        measure, place = finding.claim.measure, "above" if difference > 0 else "below"
+        points_of, of = (" points", "") if measure.percent else ("", f" in {measure.axis}")
+        sentence = f"{ours} is {measure.factor * abs(difference):.2f}{points_of} {place} {theirs}{of}"
         sentence += f", {abs(difference) / error:.1f} standard errors" if error else ", in every seed alike"
     else:
         sentence = f"{ours} is as good as {theirs}"

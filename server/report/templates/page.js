@@ -5,7 +5,8 @@ const every = (selector, within = document) => [...within.querySelectorAll(selec
 
 // ---- filters: a scenario's section, a method's rows and curves
 
-const wanted = {};
+const KEPT = "perennial-filters";  // while the tab is open, also when the page is renewed
+const wanted = JSON.parse(sessionStorage.getItem(KEPT) ?? "{}");
 
 function shown(element) {
   return ["scenario", "method"].every(
@@ -31,9 +32,16 @@ function filter() {
 for (const form of every(".filters")) {
   form.hidden = false;
   form.addEventListener("submit", (event) => event.preventDefault());
-  for (const input of every("input", form))
-    input.addEventListener("input", () => { wanted[input.dataset.filter] = input.value.trim().toLowerCase(); filter(); });
+  for (const input of every("input", form)) {
+    input.value = wanted[input.dataset.filter] ?? "";
+    input.addEventListener("input", () => {
+      wanted[input.dataset.filter] = input.value.trim().toLowerCase();
+      sessionStorage.setItem(KEPT, JSON.stringify(wanted));
+      filter();
+    });
+  }
 }
+filter();
 
 // ---- values under the pointer
 
@@ -73,4 +81,48 @@ for (const svg of every("svg[data-figure]")) {
     told.style.top = `${found.y > 34 ? found.y - 30 : found.y + 12}px`;
   });
   place.addEventListener("pointerleave", away);
+}
+
+// ---- a figure over the whole width, and as a file
+
+function standalone(svg) {
+  const copy = svg.cloneNode(true), style = getComputedStyle(svg);
+  copy.setAttribute("xmlns", "http://www.w3.org/2000/svg");
+  for (const part of every("[data-hidden]", copy)) part.remove();
+  delete copy.dataset.figure;
+  const { x, y, width, height } = svg.viewBox.baseVal;
+  const curves = every(".legend li", svg.closest("section")).filter((item) => !item.hasAttribute("data-hidden"));
+  curves.forEach((item, place) => {
+    const text = document.createElementNS(svg.namespaceURI, "text");
+    text.setAttribute("x", x + 8);
+    text.setAttribute("y", y + height + 12 + 14 * place);
+    text.setAttribute("style", `fill: var(--s${item.dataset.style}); font-size: 11px`);
+    text.textContent = `\u2501 ${item.querySelector("span").textContent}`;
+    copy.append(text);
+  });
+  copy.setAttribute("viewBox", `${x} ${y} ${width} ${height + 14 * curves.length + 6}`);
+  const names = new Set(copy.outerHTML.match(/--[a-z0-9-]+/g));
+  copy.style.cssText = [...names].map((name) => `${name}:${style.getPropertyValue(name)}`).join(";");
+  copy.style.color = style.color;
+  copy.style.background = getComputedStyle(document.body).backgroundColor;
+  copy.style.fontFamily = "sans-serif";
+  return copy.outerHTML;
+}
+
+for (const svg of every("svg[data-figure]")) {
+  const figure = svg.closest("figure"), caption = figure.querySelector("figcaption");
+  const button = (text, action) => {
+    const made = document.createElement("button");
+    made.type = "button";
+    made.textContent = text;
+    made.addEventListener("click", () => action(made));
+    caption.append(" ", made);
+  };
+  button("larger", (made) => { made.textContent = figure.classList.toggle("large") ? "smaller" : "larger"; });
+  button("save", () => {
+    const link = document.createElement("a");
+    link.download = `${caption.firstChild.textContent.trim().replace(/[^\w=.]+/g, "-")}.svg`;
+    link.href = `data:image/svg+xml;charset=utf-8,${encodeURIComponent(standalone(svg))}`;
+    link.click();
+  });
 }

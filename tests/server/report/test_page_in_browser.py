@@ -1,6 +1,7 @@
 """A page of many runs in a real browser: what is filtered is gone, and the pointer reads a curve's value."""
 
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 from browser_page import in_a_browser
@@ -79,6 +80,9 @@ def test_a_hundred_runs_are_filtered_and_a_curve_is_read_by_pointer(study: Path,
                 "[...document.querySelectorAll('.legend li')].filter(o => o.offsetParent).map(o => o.innerText)"
             )
         )
+        page.call("Page.reload")  # as `report --serve` has it renewed
+        page.until("document.readyState === 'complete' && document.querySelector('[data-filter=method]').value")
+        assert set(page.run(f"{METHODS}.map(own => own.dataset.method)")) == {"Ditto"}
         typed(page, "scenario", "nowhere")
         assert page.run(f"{SECTIONS}.length") == 0
 
@@ -95,6 +99,13 @@ def test_a_hundred_runs_are_filtered_and_a_curve_is_read_by_pointer(study: Path,
         assert told.startswith(f"{name}: 2, {float(f'{value:.4g}'):g}")
         page.call("Input.dispatchMouseEvent", type="mouseMoved", x=2, y=2)
         assert page.run("document.querySelector('.told')") is None
+        figure = f"{SECTIONS}[0].querySelector('figure')"
+        before = page.run(f"{figure}.clientWidth")
+        page.run(f"{figure}.querySelectorAll('button')[0].click()")
+        assert page.run(f"{figure}.clientWidth") > 1.5 * before
+        saved = ElementTree.fromstring(page.run(f"standalone({figure}.querySelector('svg'))"))
+        assert "Ditto, global" in "".join(saved.itertext())
+        assert "--s0:#" in saved.attrib["style"].replace(" ", "")
         for width in (1280, 390):
             page.call(
                 "Emulation.setDeviceMetricsOverride", width=width, height=900, deviceScaleFactor=1, mobile=False
