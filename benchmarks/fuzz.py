@@ -1,8 +1,8 @@
-"""Hostile replies and requests with random draws, for as long as one likes: `python benchmarks/fuzz.py MINUTES`.
+"""Hostile messages, or files, with random draws: `python benchmarks/fuzz.py MINUTES [--files]`.
 
-What is judged is what `tests/contract/test_hostile_messages.py` judges. It prints how many there were. At the
-first that is neither left out with a reason nor harmless it ends with an error; hypothesis prints how to draw it
-again.
+What is judged is what `tests/contract/test_hostile_messages.py` and `test_hostile_files.py` judge. It prints how
+many there were. At the first that is neither refused with a reason nor harmless it ends with an error; hypothesis
+prints how to draw it again.
 """
 
 import sys
@@ -19,6 +19,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+import hostile_files
 import hostile_messages
 
 from perennial.client.host import Host
@@ -54,19 +55,36 @@ def judge(subject: str, honest: Path, site: Path, counts: Counter[str]) -> None:
     requests()
 
 
-def main(minutes: float) -> None:
-    """Judge replies and requests of every method in turn until the time is over."""
+def judge_files(name: str, counts: Counter[str]) -> None:
+    """A hundred times the files of one reader, with one of them spoilt."""
+    reader = next(own for own in hostile_files.READERS if own.name == name)
+    with tempfile.TemporaryDirectory() as place:
+
+        @HOW
+        @given(st.data())
+        def files(data: Any) -> None:
+            counts[f"files {hostile_files.judge(reader, data, Path(place))}"] += 1
+
+        files()
+
+
+def main(minutes: float, files: bool) -> None:
+    """Judge replies and requests of every method, or the files of every reader, in turn until the time is over."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     end, counts = time.monotonic() + 60 * minutes, Counter[str]()
+    subjects = [own.name for own in hostile_files.READERS] if files else hostile_messages.SUBJECTS
     with tempfile.TemporaryDirectory() as place:
-        for subject in cycle(hostile_messages.SUBJECTS):
+        for subject in cycle(subjects):
             if time.monotonic() > end:
                 break
-            with tempfile.TemporaryDirectory() as site:
-                judge(subject, Path(place), Path(site), counts)
+            if files:
+                judge_files(subject, counts)
+            else:
+                with tempfile.TemporaryDirectory() as site:
+                    judge(subject, Path(place), Path(site), counts)
             print(subject, dict(counts), flush=True)
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]))
+    main(float(sys.argv[1]), "--files" in sys.argv[2:])

@@ -16,6 +16,7 @@ from perennial.client.trainer import Received, Reply
 from perennial.common.data.dialect import Dialect
 from perennial.common.tasks import PredictionTask, checked_sums, values_of
 from perennial.common.utils.files import PRIVATE, load_with_facts, save_tensors
+from perennial.common.utils.parsing import from_json
 from perennial.common.utils.tensors import Tensors, flattened, unflattened
 
 FILE = "serving.safetensors"
@@ -114,7 +115,7 @@ class Snapshot:
     def load(cls, path: Path, device: torch.device) -> "Snapshot":
         """Raises `OSError`, `SafetensorError`, `KeyError` or `ValueError` for a file that is damaged."""
         tensors, texts = load_with_facts(path)
-        facts = {name: json.loads(text) for name, text in texts.items()}
+        facts = {name: from_json(text) for name, text in texts.items()}
         parts = unflattened({name: tensor.to(device) for name, tensor in tensors.items()})
         nothing: dict[str, Tensors] = {name: {} for name in facts["records"]}
         arrays = nothing | unflattened(parts.get("received", {}))

@@ -1,6 +1,5 @@
 """The configuration of a run: defaults < file < command line < `--set`, complete and checked once it is built."""
 
-import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +23,7 @@ from perennial.common.tasks.own_metric import must_work, named, with_own
 from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Schedule, ServerOptimizer, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
+from perennial.common.utils.parsing import TooDeep, from_toml
 from perennial.common.utils.seeding import numpy_generator
 from perennial.common.utils.suggestions import (
     LONGEST,
@@ -522,7 +522,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, st
 def read(file: Path) -> dict[str, Any]:
     """What a TOML file says, unchecked. Raises `UserError` where it is none, or says nothing."""
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8-sig"))
+        values = from_toml(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"configuration file {file}: {error.strerror or error}") from None
     except UnicodeDecodeError:  # as PowerShell's > writes
@@ -568,7 +568,9 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
     if not equals or not key:
         raise UserError(f"--set {setting!r} is not possible; write key=value")
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
+        value = from_toml(f"value = {text}")["value"]
+    except TooDeep as error:
+        raise UserError(f"--set {key}: {error}") from None
     except ValueError:
         if text.startswith(("[", "{")):  # what a shell leaves of a list of names without quotes around it
             raise UserError(

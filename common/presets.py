@@ -4,7 +4,6 @@ The file holds what `perennial tune … --preset-out` wrote; `server/study/prese
 """
 
 import shlex
-import tomllib
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from perennial.common.data.scenarios import SCENARIOS, scenario_preset
 from perennial.common.methods import method_class
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_toml
 from perennial.common.utils.suggestions import unknown
 
 FILE = Path(__file__).parent / "methods" / "presets.toml"
@@ -78,7 +78,7 @@ def presets() -> dict[tuple[str, str], Preset]:
 def read_presets(file: Path) -> dict[tuple[str, str], Preset]:
     """Those of any such file."""
     try:
-        values = tomllib.loads(file.read_text(encoding="utf-8"))
+        values = from_toml(file.read_text(encoding="utf-8"))
         if other := values.keys() - {TUNED}:
             raise ValueError(f"it has {min(other)!r}, so it is another kind of file; give another name")
         entries = values.get(TUNED, [])

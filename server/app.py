@@ -20,6 +20,7 @@ from perennial.common.flower.processes import LOOK_EVERY
 from perennial.common.utils.errors import RunStopped, UserError, in_words, printable
 from perennial.common.utils.events import is_json, set_format
 from perennial.common.utils.files import write_text
+from perennial.common.utils.parsing import from_json
 from perennial.common.utils.tracebacks import NAME as TRACEBACK
 from perennial.common.utils.tracebacks import Tracebacks
 from perennial.server.deployment.remote_folder import sending
@@ -145,8 +146,8 @@ def config_of(settings: dict[str, str], runtime: str) -> RunConfig:
     """The configuration from `flwr run`'s settings: a whole one as JSON, or method, scenario, rounds and so on."""
     if settings["config"]:
         try:
-            options = json.loads(settings["config"])
-        except (ValueError, RecursionError):
+            options = from_json(settings["config"])
+        except ValueError:
             options = None
         if not isinstance(options, dict):
             raise UserError(f"config: {settings['config']:.80} is no configuration as JSON")

@@ -36,6 +36,7 @@ def answer(message: Message, context: Context, run: Run) -> Message:
         must_fit(run)
         policy.must_allow_server(settings["superlink"])
         policy.must_allow(message, context.run_config)
+        policy.must_have_room(Path(settings["state-dir"]))
 
     if code_of(context) == "other" and run.run_id not in _runs_of_other_code:
         _runs_of_other_code.add(run.run_id)

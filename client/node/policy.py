@@ -1,6 +1,5 @@
 """What a site lets a server ask of it: `perennial join --policy FILE`."""
 
-import tomllib
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
@@ -19,6 +18,7 @@ from perennial.common.privacy.mechanisms import Clipping
 from perennial.common.privacy.secure_aggregation import ACTIONS, TERMS
 from perennial.common.selection import SPLIT
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_toml
 from perennial.common.utils.suggestions import sentence
 from perennial.common.wire import records
 
@@ -38,6 +38,8 @@ class Policy(BaseModel):
     """The largest ε of the differential privacy that the server announces for all of the run."""
     delta: float = Field(default=1e-5, gt=0, lt=1)
     """The δ of that ε, whatever δ the run reports its own with."""
+    max_state: int | None = Field(default=None, ge=1)
+    """Bytes of all files in the state folder, from which on nothing new is done."""
 
     @model_validator(mode="after")
     def _one_protection(self) -> Self:
@@ -58,6 +60,17 @@ class Policy(BaseModel):
         if self.servers and superlink not in self.servers:
             raise UserError(
                 f"this site's policy allows the servers {', '.join(self.servers)}, and not {superlink}"
+            )
+
+    def must_have_room(self, state: Path) -> None:
+        """Raises `UserError` where the state folder has reached its bound: each new run keeps models there."""
+        if self.max_state is None:
+            return
+        kept = sum(file.lstat().st_size for file in state.rglob("*") if file.is_file() and not file.is_symlink())
+        if kept >= self.max_state:
+            raise UserError(
+                f"this site's policy allows {self.max_state} bytes of state, and {kept} are there; its owner can "
+                "remove the folders of finished runs"
             )
 
     def must_allow(self, message: Message, announced: Mapping[str, Any]) -> None:
@@ -135,7 +148,7 @@ def read_policy(path: str) -> Policy:
     if not path:
         return Policy()
     try:
-        policy = Policy.model_validate(tomllib.loads(Path(path).read_text(encoding="utf-8-sig")))
+        policy = Policy.model_validate(from_toml(Path(path).read_text(encoding="utf-8-sig")))
     except OSError as error:
         raise UserError(f"--policy {path}: {error.strerror}") from None
     except ValidationError as error:

@@ -57,6 +57,7 @@ from perennial.common.flower.processes import LOOK_EVERY
 from perennial.common.flower.request_id import name_of
 from perennial.common.utils.errors import LONGEST, UserError, printable
 from perennial.common.utils.files import PRIVATE
+from perennial.common.utils.parsing import from_json
 from perennial.common.utils.tracebacks import Tracebacks
 
 Answer = Callable[[Message, Context, Run], Message]
@@ -95,7 +96,7 @@ class Work:
     @classmethod
     def read(cls, text: bytes) -> "Work":
         """Raises `ValueError`, `KeyError`, `TypeError` or `DecodeError` for what `text` has not made."""
-        known = json.loads(text)
+        known = from_json(text)
         work = cls(known["token"], tries=known["tries"])
         for name, part in work._parts.items():
             part.ParseFromString(base64.b64decode(known[name]))

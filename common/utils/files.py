@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from safetensors import SafetensorError
 
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_json
 
 if TYPE_CHECKING:
     from perennial.common.utils.tensors import Tensors
@@ -86,9 +87,9 @@ def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
     from safetensors.torch import load
 
     tensors = load(data)
-    header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])  # `load` has checked it
+    header = from_json(data[8 : 8 + int.from_bytes(data[:8], "little")])  # `load` has checked it
     facts: dict[str, str] = header.get("__metadata__", {})
-    names = json.loads(facts.get("names", "null")) or sorted(tensors)
+    names = from_json(facts.get("names", "null")) or sorted(tensors)
     if not isinstance(names, list) or set(map(str, names)) != tensors.keys():
         raise ValueError("its list of names is not that of its tensors")
     ordered = {name: tensors[name] for name in names}

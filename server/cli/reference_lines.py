@@ -1,6 +1,5 @@
 """What a run's numbers are held against: the constant predictor, and FedAvg with everything else the same."""
 
-import json
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from perennial.common import plugins
 from perennial.common.config import RunConfig, load_config, read
 from perennial.common.methods import method_class
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_json
 from perennial.server.results.formatting import overall_text
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.input_files import PLUG_IN, digests
@@ -59,7 +59,7 @@ def fedavg_beside(path: Path, config: RunConfig) -> Path | None:
                 continue
             if not inputs.items() <= RunFolder(file.parent).inputs().items():
                 continue
-            summary = json.loads(file.with_name("summary.json").read_bytes())
+            summary = from_json(file.with_name("summary.json").read_bytes())
             _overall(config, _final(config, summary))
             if summary["rounds"] == config.rounds:
                 found[file.with_name("summary.json").stat().st_mtime] = file.parent

@@ -1,6 +1,5 @@
 """`perennial watch`: what a run is doing, drawn anew as its log grows; or what a SuperLink has."""
 
-import json
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,7 @@ from rich.text import Text
 
 from perennial.common.config import RunConfig
 from perennial.common.utils.errors import UserError, printable
+from perennial.common.utils.parsing import from_json
 from perennial.server.cli.console import out
 from perennial.server.cli.options import Ca, Insecure, command
 from perennial.server.results.formatting import size
@@ -157,7 +157,7 @@ def watched_log(config: RunConfig, log: Path) -> Look:
     def look() -> tuple[RenderableType, bool]:
         for line in tail.lines():
             try:
-                seen.take(json.loads(line))
+                seen.take(from_json(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise UserError(f"{log} is damaged ({type(error).__name__}: {error})") from None
         return picture(seen), bool(seen.end)

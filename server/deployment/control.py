@@ -1,6 +1,5 @@
 """What a SuperLink has: its runs and sites, asked and set over the Control API."""
 
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 from perennial.common.flower.control_api import key_bytes, runs_in, status_of
 from perennial.common.flower.names import Run
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_json
 from perennial.server.deployment.certs import public_key
 from perennial.server.deployment.submission import Connection
 
@@ -128,7 +128,7 @@ def _what(run: Run) -> str:
     if run.override_config.get("survey"):
         return "survey"
     try:
-        config = json.loads(str(run.override_config["config"]))
+        config = from_json(str(run.override_config["config"]))
         method, scenario = (config[part]["name"] for part in ("method", "scenario"))
         return f"{method} on {scenario}, {config['rounds']} rounds, seed {config['seed']}"
     except (KeyError, ValueError, TypeError):

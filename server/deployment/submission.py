@@ -1,13 +1,11 @@
 """Runs on Flower's own processes: submit with `flwr run`, follow, and say how it ended."""
 
-import json
 import os
 import shlex
 import socket
 import subprocess
 import tempfile
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,6 +20,7 @@ from perennial.common.flower.processes import program
 from perennial.common.utils.addresses import Address, ends_soon, must_answer, must_be_protected
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.files import write_text
+from perennial.common.utils.parsing import from_json, from_toml
 from perennial.server.deployment.fab import make_app
 from perennial.server.deployment.remote_folder import PLACE, Receiver
 from perennial.server.run.folder import RunFolder
@@ -81,7 +80,7 @@ class Connection:
             app = make_app(Path(folder) / "app")
             done = self._call("run", str(app), self.name, "--run-config", str(settings_file), "--format", "json")
         try:
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
+            answer = from_json(done.stdout[done.stdout.index("{") :])
         except ValueError:
             text = " ".join((done.stderr or done.stdout).split())
             raise UserError(f"flwr run failed: {text[-300:]}") from None
@@ -110,7 +109,7 @@ class Connection:
     def control(self) -> grpc.Channel:
         """A channel to the Control API, as `flwr` would open it."""
         home = Path(self.environment.get("FLWR_HOME") or Path.home() / ".flwr")
-        known = tomllib.loads((home / "config.toml").read_text(encoding="utf-8"))["superlink"][self.name]
+        known = from_toml((home / "config.toml").read_text(encoding="utf-8"))["superlink"][self.name]
         ca = known.get("root-certificates")
         certificates = (home / ca).read_bytes() if ca else None
         return control_api.channel(known["address"], bool(known.get("insecure")), certificates)
@@ -182,7 +181,7 @@ class Connection:
 def _public_words(details: str) -> str:
     """Flower's public words, which it sends as JSON."""
     try:
-        found = json.loads(details)
+        found = from_json(details)
         return str(found.get("public_details") or found.get("public_message") or details)
     except (ValueError, AttributeError):
         return details
@@ -259,7 +258,7 @@ def _must_be_known(name: str) -> None:
     # Asked for a name that it does not know, Flower makes a config.toml with names of its own.
     file = Path(os.environ.get("FLWR_HOME") or Path.home() / ".flwr") / "config.toml"
     try:
-        names = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
+        names = from_toml(file.read_text(encoding="utf-8")).get("superlink", {})
     except (OSError, ValueError):
         names = {}
     known = names.get(name) if isinstance(names, dict) else None

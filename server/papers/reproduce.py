@@ -2,7 +2,6 @@
 
 import json
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -19,6 +18,7 @@ from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios import SCENARIOS
 from perennial.common.methods import METHODS, method_class
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.parsing import from_toml
 from perennial.common.utils.suggestions import sentence, unknown
 from perennial.server.papers import regret
 from perennial.server.selection.split_rule import Select
@@ -53,7 +53,7 @@ P = TypeVar("P", bound=Part)
 def parsed(file: Path, kind: type[P]) -> P:
     """What a TOML file holds. Raises `UserError` where it does not fit."""
     try:
-        return kind.model_validate(tomllib.loads(file.read_text(encoding="utf-8")))
+        return kind.model_validate(from_toml(file.read_text(encoding="utf-8")))
     except ValidationError as error:
         raise UserError(f"{file}: {sentence(error)}") from None
     except ValueError as error:  # TOML's own, and of the encoding

@@ -39,6 +39,7 @@ from perennial.common.utils.files import (
     writing,
 )
 from perennial.common.utils.locks import lock
+from perennial.common.utils.parsing import from_json
 from perennial.common.utils.suggestions import sentence
 from perennial.server.run.input_files import digests, must_be_as_imported
 from perennial.server.selection.summary import summarise
@@ -296,9 +297,9 @@ class RunFolder:
         rows: list[dict[str, Any]] = []
         for line in text.splitlines():
             try:
-                if not isinstance(row := json.loads(line), dict):
+                if not isinstance(row := from_json(line), dict):
                     raise ValueError("it is no table of names and values")
-            except (ValueError, RecursionError) as error:
+            except ValueError as error:
                 after = f" after byte {offset}" if offset else ""
                 raise UserError(f"{self.log} line {len(rows) + 1}{after} is damaged ({error})") from None
             rows.append(row)

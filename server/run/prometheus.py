@@ -1,6 +1,5 @@
 """What a run tells Prometheus, from the events of its own log."""
 
-import json
 import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +13,7 @@ from prometheus_client.core import Metric
 
 from perennial.common.tasks import HEADLINES
 from perennial.common.utils.files import Tail
+from perennial.common.utils.parsing import from_json
 
 BUCKETS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 OUTCOMES = ("used", "refused", "silent")
@@ -64,8 +64,8 @@ class RunMetrics:
         self._asked.set()
         for line in self._tail.lines():
             # Half a line, as a full disk leaves it, and the one after it; or what a server sent in place of one.
-            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
-                self._add(json.loads(line))
+            with suppress(ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                self._add(from_json(line))
         return self._registry.collect()
 
     def tell_end(self, seconds: float) -> None:

@@ -258,6 +258,21 @@ def test_the_policy_s_sentence_is_the_query_s_answer(tmp_path: Path) -> None:
         installed.answer(asked(run_of()), context, flower_run())
 
 
+def test_many_runs_do_not_fill_the_disk_of_a_site_that_bounds_its_state(tmp_path: Path) -> None:
+    """A server decides how many runs it asks for, and each keeps a model at the site."""
+    policy, state = tmp_path / "policy.toml", tmp_path / "state"
+    policy.write_text("max_state = 5000\n")
+    context = context_of(state, run_of(), policy=str(policy))
+    installed.answer(asked(run_of(), "query", 0), context, flower_run())
+    (state / "run-1" / "client-0").mkdir(parents=True)
+    (state / "run-1" / "client-0" / "round-1.safetensors").write_bytes(bytes(5001))
+    with pytest.raises(UserError, match=r"allows 5000 bytes of state, and \d+ are there"):
+        installed.answer(asked(run_of()), context, flower_run())
+    (state / "run-1" / "client-0" / "round-1.safetensors").write_bytes(bytes(10))
+    (state / "elsewhere").symlink_to(Path(__file__))
+    installed.answer(asked(run_of(), "query", 0), context, flower_run())
+
+
 def test_the_audit_file_says_who_asked_what_was_done_and_what_left(tmp_path: Path) -> None:
     context, message = context_of(tmp_path / "state"), asked(run_of(), number=2)
     model = {"w": torch.zeros(100)}
