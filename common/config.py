@@ -23,7 +23,7 @@ from perennial.common.tasks.own_metric import must_work, named, with_own
 from perennial.common.training import ADAM_RATE, OF_THE_METHOD, Optimizer, Schedule, ServerOptimizer, Training
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
-from perennial.common.utils.parsing import TooDeep, from_toml
+from perennial.common.utils.parsing import TooDeepError, from_toml
 from perennial.common.utils.seeding import numpy_generator
 from perennial.common.utils.suggestions import (
     LONGEST,
@@ -569,7 +569,7 @@ def _assignment(setting: str, method: type[Method], scenario: type[Scenario]) ->
         raise UserError(f"--set {setting!r} is not possible; write key=value")
     try:
         value = from_toml(f"value = {text}")["value"]
-    except TooDeep as error:
+    except TooDeepError as error:
         raise UserError(f"--set {key}: {error}") from None
     except ValueError:
         if text.startswith(("[", "{")):  # what a shell leaves of a list of names without quotes around it

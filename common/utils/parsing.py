@@ -5,7 +5,7 @@ import tomllib
 from typing import Any
 
 
-class TooDeep(ValueError):
+class TooDeepError(ValueError):
     """Python's parser would run out of stack."""
 
     def __init__(self) -> None:
@@ -13,11 +13,11 @@ class TooDeep(ValueError):
 
 
 def from_json(text: str | bytes) -> Any:
-    """What it says. Raises `ValueError` where it is no JSON; `TooDeep`, which is one, where it is too deep."""
+    """What it says. Raises `ValueError` where it is no JSON; `TooDeepError`, which is one, where it is too deep."""
     try:
         return json.loads(text)
     except RecursionError:
-        raise TooDeep from None
+        raise TooDeepError from None
 
 
 def from_toml(text: str) -> dict[str, Any]:
@@ -25,4 +25,4 @@ def from_toml(text: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError:
-        raise TooDeep from None
+        raise TooDeepError from None

@@ -233,7 +233,7 @@ def _pt(folder: Path) -> None:
 
 
 def _weights(folder: Path) -> None:
-    (file,) = folder.iterdir()
+    file = next(folder.iterdir(), folder / "none")
     digest = sha256(file.read_bytes()).hexdigest() if file.is_file() else "0" * 64
     load_weights(ResNet18(weights=str(file), digest=digest))
 
