@@ -13,7 +13,7 @@ class TooDeepError(ValueError):
 
 
 def from_json(text: str | bytes) -> Any:
-    """What it says. Raises `ValueError` where it is no JSON; `TooDeepError`, which is one, where it is too deep."""
+    """What it says. Raises `ValueError` where it is no JSON; where it is too deep, `TooDeepError`."""
     try:
         return json.loads(text)
     except RecursionError:

@@ -4,7 +4,7 @@ from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 PACKAGE = Path(__file__).parents[2]
 """The folder `perennial`, through whose links this module was imported."""
 

@@ -17,7 +17,7 @@ from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
 HOME = "README.md", "index.md"
-ELSEWHERE = ("CONTRIBUTING.md", "benchmarks/README.md")
+ELSEWHERE = ("CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
 """Pages that stand where somebody looks for them who has the repository."""
 LINK = re.compile(r"(!?\[([^\]]*)\]\()([^)#\s]*)((?:#[^)]*)?\))")
 CODE = re.compile(r"(^ *```.*?^ *```|`[^`\n]+`)", re.M | re.S)

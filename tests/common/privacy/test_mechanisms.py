@@ -1,5 +1,6 @@
 """Which mechanism goes with which method, and what differential privacy promises, in numbers."""
 
+import json
 import re
 from math import exp, log
 from pathlib import Path
@@ -101,10 +102,14 @@ def test_epsilon_is_where_the_gaussian_mechanism_has_this_delta(multiplier: floa
     assert found < rho + 2 * (rho * log(1e5)) ** 0.5, "that of zero-concentrated privacy"
 
 
-def test_epsilon_is_that_of_a_kept_accountant() -> None:
-    """dp-accounting 0.6.0: PLDAccountant and RdpAccountant after 60 times GaussianDpEvent(1)."""
-    assert epsilon(1.0, 60, 1e-5) == pytest.approx(62.240704891614584, rel=1e-6)
-    assert epsilon(1.0, 60, 1e-5) < 65.42404047319576
+def test_epsilon_is_that_of_googles_accountant_over_a_grid() -> None:
+    """`tests/data/dp-accounting.json`: its PLD accountant rounds up, by steps of 10⁻⁴ in the loss."""
+    kept = json.loads((Path(__file__).parents[2] / "data" / "dp-accounting.json").read_text())
+    assert len(kept["rows"]) == 48
+    for multiplier, releases, delta, theirs in kept["rows"]:
+        ours = epsilon(multiplier, releases, delta)
+        assert ours == pytest.approx(theirs, rel=2e-4, abs=2e-4), (multiplier, releases, delta)
+    assert epsilon(1.0, 60, 1e-5) < 65.42404047319576, "of RdpAccountant"
 
 
 def test_so_much_noise_that_delta_is_enough() -> None:

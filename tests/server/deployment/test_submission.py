@@ -301,8 +301,8 @@ def test_the_status_has_no_commands_of_a_terminal() -> None:
 
 def test_of_a_survey_the_status_says_that_it_is_one() -> None:
     run = Run.create_empty(7)
-    run.fab_id, run.fab_version = "perennial/perennial", "0.1.0"
-    assert control._what(run) == "perennial/perennial 0.1.0"
+    run.fab_id, run.fab_version = "perennial/perennial", "0.2.0"
+    assert control._what(run) == "perennial/perennial 0.2.0"
     run.override_config = {"survey": '{"question": {}}'}
     assert control._what(run) == "survey"
 
