@@ -11,12 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from zipfile import BadZipFile, is_zipfile
+from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.data.environments import unit_range
 from perennial.common.data.raw_data import Files
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.free_memory import must_have
 from perennial.common.utils.samples import PAD, padded, vocabulary_of
 
 if TYPE_CHECKING:
@@ -359,6 +360,8 @@ def _arrays(path: Path, numbers: bool) -> Found:
     import numpy as np
 
     try:
+        with ZipFile(path) as archive:
+            must_have(path.name, 2 * sum(entry.file_size for entry in archive.infolist()))
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in ("x", "y", "environment") if name in file.files}
     except (OSError, EOFError, ValueError, TypeError, RuntimeError, BadZipFile, zlib.error) as error:

@@ -12,6 +12,7 @@ from pyarrow import csv, parquet
 
 from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.free_memory import must_have
 
 
 class NotNumbers(UserError):  # noqa: N818 - what a column is not
@@ -22,6 +23,8 @@ class Commas(UserError):  # noqa: N818 - what a column has
     """All cells have numbers, some of them with a comma."""
 
 
+CELL_BYTES = 32
+"""Of a cell at least: as it is read, as a number, and as it is scaled."""
 UNREADABLE = (OSError, ValueError, pa.ArrowException)
 """What reading a file that is no table raises."""
 
@@ -32,6 +35,8 @@ def read_table(path: Path, dialect: Dialect = PLAIN) -> pa.Table:
     Raises one of `UNREADABLE`, and `UserError` for a file that another program would have to write otherwise.
     """
     if path.suffix.lower() == ".parquet":
+        size = parquet.ParquetFile(path).metadata
+        must_have(path.name, size.num_rows * size.num_columns * CELL_BYTES)
         return parquet.read_table(path)
     if not _is_text(path, encoding := dialect.encoding or "utf-8"):
         raise UserError(

@@ -1,11 +1,10 @@
-"""How much memory a model takes, before it is built, and how much there is."""
+"""How much memory a model takes, before it is built."""
 
 import ctypes
 import platform
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from perennial.common.models.network import network
 from perennial.common.models.own_module import constructed
 from perennial.common.models.settings import ModelSettings, Module, Pretrained
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.free_memory import available, in_gb
 from perennial.common.utils.samples import blank
 
 COPIES = 4
@@ -89,7 +89,7 @@ def _module_bytes(settings: Module, input_shape: tuple[int, ...], classes: int) 
     if sized.beyond:
         raise UserError(
             f"model: {settings.name!r} looks at what it has drawn, so it must be made to be measured, and takes "
-            f"more than the {_gb(there)} that there are for this; take a smaller one"
+            f"more than the {in_gb(there)} that there are for this; take a smaller one"
         )
     raise failed
 
@@ -114,15 +114,18 @@ def activation_bytes(settings: ModelSettings, input_shape: tuple[int, ...], clas
 def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int, copies: int = COPIES) -> None:
     """Raises `UserError` if so many copies of what is trained of a model are more than this process can have."""
     each, there = model_bytes(settings, input_shape, classes), available()
-    needed, what = copies * each, f"{copies} copies of {_gb(each)}"
+    needed, what = copies * each, f"{copies} copies of {in_gb(each)}"
     if isinstance(settings, Pretrained) and (settings.lora or settings.freeze != "none") and 2 * each <= there:
         # What is frozen is here once, and once more while it is made.
         trained = network(settings, input_shape, classes).travelling_bytes
-        needed, what = 2 * each + copies * trained, f"2 copies of {_gb(each)}, and {copies} of {_gb(trained)}"
+        needed, what = (
+            2 * each + copies * trained,
+            f"2 copies of {in_gb(each)}, and {copies} of {in_gb(trained)}",
+        )
     if needed > there:
         raise UserError(
-            f"model: {settings.name!r} of this size takes about {_gb(needed)} of memory here ({what}), and "
-            f"{_gb(there)} are available; take a smaller one"
+            f"model: {settings.name!r} of this size takes about {in_gb(needed)} of memory here ({what}), and "
+            f"{in_gb(there)} are available; take a smaller one"
         )
 
 
@@ -131,8 +134,8 @@ def samples_must_fit(samples: int, input_shape: tuple[int, ...]) -> None:
     needed, there = SAMPLE_COPIES * 4 * samples * prod(input_shape), available()
     if needed > there:
         raise UserError(
-            f"scenario: {samples:,} samples of a client take about {_gb(needed)} of memory here while they are "
-            f"drawn, and {_gb(there)} are available; take fewer"
+            f"scenario: {samples:,} samples of a client take about {in_gb(needed)} of memory here while they are "
+            f"drawn, and {in_gb(there)} are available; take fewer"
         )
 
 
@@ -146,32 +149,3 @@ def keep_freed() -> None:
         libc = ctypes.CDLL(None)
         for option in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
             libc.mallopt(option, FREED_BYTES)
-
-
-def available() -> float:
-    """Bytes that this process can have now, of the machine and its container; infinite where nobody says."""
-    machine = _field(Path("/proc/meminfo"), "MemAvailable:")
-    group = Path("/sys/fs/cgroup")
-    limit, used = _number(group / "memory.max"), _number(group / "memory.current")
-    # What a container's files have in memory counts as used, and can be taken back.
-    cached = _field(group / "memory.stat", "inactive_file")
-    return min(1024 * machine, limit - max(0.0, used - (0.0 if cached == float("inf") else cached)))
-
-
-def _number(file: Path) -> float:
-    try:
-        return float(file.read_text())
-    except (OSError, ValueError):  # not there, or "max"
-        return float("inf")
-
-
-def _field(file: Path, name: str) -> float:
-    try:
-        found = [line.split()[1] for line in file.read_text().splitlines() if line.startswith(name)]
-        return float(found[0])
-    except (OSError, ValueError, IndexError):
-        return float("inf")
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:,.1f} GB"

@@ -186,6 +186,7 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            self._must_have_no_links()
             handle = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as error:
             raise _unwritable(self.path, error) from None
@@ -205,6 +206,16 @@ class RunFolder:
                 os.ftruncate(handle, 0)
         finally:
             os.close(handle)
+
+    def _must_have_no_links(self) -> None:
+        """What is written here would be written where a link in somebody else's folder leads."""
+        for folder, folders, files in os.walk(self.path):
+            for name in (*folders, *files):
+                if (Path(folder) / name).is_symlink():
+                    raise UserError(
+                        f"{Path(folder) / name} is a link, and a run writes into its own folder alone; "
+                        "put what it leads to in its place, or remove it"
+                    )
 
     def must_be_free(self) -> None:
         """Raises `InUse` while somebody holds the folder."""

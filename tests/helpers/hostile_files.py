@@ -29,6 +29,7 @@ from perennial.server.run.references import load_references
 from perennial.testing.tiny_federation import toy_config
 
 SCENARIO = {"name": "toy", "samples": 8}
+VICTIM = "not to be changed\n"
 LARGEST = 8 << 20
 """Bytes of a file that is made here; what it expands to may be more."""
 
@@ -278,9 +279,10 @@ def judge(reader: Reader, data: Any, place: Path) -> str:
         reader.files(honest)
     shutil.rmtree(folder, ignore_errors=True)
     shutil.copytree(honest, folder)
-    files = sorted(file for file in folder.rglob("*") if file.is_file() and not file.name.startswith("."))
+    files = sorted(file for file in folder.rglob("*") if file.is_file())
+    (victim := place / "victim").write_text(VICTIM)
     file = data.draw(st.sampled_from(files))
-    kind = data.draw(st.sampled_from([*["bytes"] * 12, "missing", "folder", "loop"]))
+    kind = data.draw(st.sampled_from([*["bytes"] * 12, "missing", "folder", "loop", "elsewhere"]))
     spoilt = data.draw(hostile(file.name, file.read_bytes())) if kind == "bytes" else b""
     file.unlink()
     if kind == "bytes":
@@ -289,10 +291,13 @@ def judge(reader: Reader, data: Any, place: Path) -> str:
         file.mkdir()
     elif kind == "loop":
         file.symlink_to(file.name)
+    elif kind == "elsewhere":
+        file.symlink_to(victim)
     try:
         reader.read(folder)
     except UserError:
         return "refused"
     finally:
-        assert {entry.name for entry in place.iterdir()} == {"honest", "now"}, "a file beside the folder"
+        assert {entry.name for entry in place.iterdir()} == {"honest", "now", "victim"}, "a file beside the folder"
+        assert victim.read_text() == VICTIM
     return "read"

@@ -12,9 +12,10 @@ from perennial.common import plugins
 from perennial.common.config import load_config, parse_task
 from perennial.common.models import memory
 from perennial.common.models.architectures import build
-from perennial.common.models.memory import available, model_bytes, must_fit
+from perennial.common.models.memory import model_bytes, must_fit
 from perennial.common.models.settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings, model_settings
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.free_memory import available
 from perennial.server.local import LocalRuntime
 from perennial.server.run.loop import start
 

@@ -2,6 +2,7 @@ import errno
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from tiny_runs import broken_off
 
 from perennial.common.config import RunConfig, load_config
 from perennial.common.utils.errors import UserError
@@ -465,3 +467,26 @@ def test_models_are_saved_by_name(folder: RunFolder) -> None:
     folder.save_model("global", ARRAYS)
     assert load_file(folder.path / "models" / "global.safetensors")["n"].item() == 4
     assert [path.name for path in (folder.path / "models").iterdir()] == ["global.safetensors"]
+
+
+@pytest.mark.parametrize("name", [".lock", "metrics.jsonl", "log.jsonl", "models", "checkpoint"])
+def test_a_run_writes_nothing_where_a_link_in_somebody_elses_folder_leads(name: str, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "file").write_text("mine\n")
+    config = toy_config("fedavg", "local_steps=1", "checkpoint_every=1", rounds=3)
+    folder, _ = broken_off(config, tmp_path / "theirs", after=2)
+    place = folder.path / name
+    if place.is_dir():
+        shutil.rmtree(place)
+        place.symlink_to(mine)
+    else:
+        place.unlink(missing_ok=True)
+        place.symlink_to(mine / "file")
+    with (
+        pytest.raises(UserError, match=rf"{re.escape(name)} is a link, and a run writes into its own"),
+        folder.held(),
+    ):
+        raise AssertionError
+    assert [own.name for own in mine.iterdir()] == ["file"]
+    assert (mine / "file").read_text() == "mine\n"
