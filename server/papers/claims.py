@@ -36,55 +36,46 @@ PAPERS = (
     Paper(
         "cgpfl",
         "CGPFL",
-        "Clients that are alike form groups by themselves. A model for each group, and one for each client near "
-        "it, is better than one model for all and than other personal models.",
-        "True against one model for all and most other methods. With the thesis's settings Ditto and APFL are "
-        "better, and so is a client that trains alone.",
+        "Clients that are alike form groups. A model for each group beats one for all and other personal models.",
+        "It beats one model for all. Ditto, APFL and clients that train alone are better.",
     ),
     Paper(
         "perinvfl",
         "PerInvFL",
-        "Each client's model leaves out what helps at some sites only, such as a colour. So it still works where "
-        "the colour is turned round.",
-        "Better than methods that follow the colour, but never better than a constant answer. Its step size was "
-        "found on the test results. With the other settings from held-out data nothing of the gain is left.",
+        "Personal models leave out what helps at some sites only, such as a colour.",
+        "It beats methods that follow the colour, but rarely a constant answer. Its step size was found on test "
+        "results.",
     ),
     Paper(
         "fedsdr",
         "FedSDR",
-        "It finds out what is a shortcut, and trains personal models that do not depend on it. So they are the "
-        "best in the worst case.",
-        "It gives up a large part of the shortcut, where most others give up none. In the worst case a constant "
-        "answer is better still. With settings from held-out data half of the claims hold.",
+        "It finds the shortcut, and its personal models do without. So they are best in the worst case.",
+        "It gives up a large part of the shortcut, and most others none. In the worst case a constant answer is "
+        "better still.",
     ),
     Paper(
         "fedpin",
         "FedPIN",
-        "A global model without shortcuts guides personal models, which keep what is right at their own site.",
-        "Its global model keeps the shortcut. FedPIN is better than most others, but in most cases not better "
-        "than a client that trains alone.",
+        "A global model without shortcuts guides personal models.",
+        "Its global model keeps the shortcut. It beats most others, but mostly not clients that train alone.",
     ),
     Paper(
         "fediir",
         "FedIIR",
         "Clients agree on the direction in which they learn. So the model is better where nobody trained.",
-        "No gain over FedAvg. The authors' own update rules show none, either. The claims on photographs cannot "
-        "be settled here.",
+        "No gain over FedAvg, with the authors' own update rules neither.",
     ),
     Paper(
         "fedilc",
         "FedILC",
-        "The server takes geometric means, which keep what all clients agree on. So the model is better at new "
-        "sites.",
-        "Its loss is lower in most tables, with fewer seeds or other data than the paper's. Its answers are right "
-        "about as often as those of plain means.",
+        "Geometric means keep what all clients agree on. So the model is better at new sites.",
+        "The loss is lower in most tables. Answers are right about as often as with plain means.",
     ),
     Paper(
         "fl_games",
         "FL Games",
         "Clients play a game whose end is a model without the shortcut.",
-        "True if a game stops at the training accuracy that the paper prints. Then it is far above all baselines "
-        "where the colour is turned round, but rarely above a constant answer.",
+        "True if a game stops at the training accuracy that the paper prints. It rarely beats a constant answer.",
     ),
 )
 NONE = "–"

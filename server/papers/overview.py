@@ -22,13 +22,13 @@ from perennial.server.selection.split_rule import Select
 LARGE = 10.0
 """Points from which on a gain is a large one."""
 FILLS = {  # from what holds to what does not, then what says nothing
-    "confirmed": ("#00805c", ""),
-    "partly": ("#8fd0b8", ""),
-    "undecided": ("#dddddd", ""),
-    "partly not": ("#f2b98c", ""),
-    "not": ("#d55e00", ""),
-    "not comparable": ("#ffffff", "////"),
-    "not run": ("#ffffff", ""),
+    "confirmed": "#00805c",
+    "partly": "#8fd0b8",
+    "undecided": "#c8c8c8",
+    "partly not": "#f2b98c",
+    "not": "#d55e00",
+    "not comparable": "#ededed",
+    "not run": "#ffffff",
 }
 
 HEAD = """# What the papers claim, and what we found
@@ -52,7 +52,7 @@ is worth:
 
 - **at the paper's size**: with as many rounds, seeds and data as the paper. FedSDR's and FedPIN's objectives are
   not quite the thesis's here, so theirs is no more than a partial confirmation
-- **also above both**: of these, better than a constant answer *and* than clients that train alone
+- **above both**: of these, better than a constant answer *and* than clients that train alone
 - **held-out settings**: with settings chosen by accuracy on held-out data of the training sites
 - **by `split`**: with settings chosen by [`split`](selection.md), which also sees no test data, and looks for
   models that do not lean on one group of samples
@@ -162,9 +162,8 @@ def _seven(study: Study, stem: str) -> list[str]:
         "method",
         "the paper promises",
         "we found",
-        "gain in the paper, and here",
+        "gain in the paper, here",
         "holds at the paper's size",
-        "also above both",
         "held-out settings",
         "by `split`",
     ]
@@ -180,9 +179,8 @@ def _seven(study: Study, stem: str) -> list[str]:
                 f"[{paper.title}]({stem}/{paper.stem}.md)",
                 paper.promise,
                 paper.found,
-                " and ".join(_medians(every)),
-                _share(whole),
-                f"{both} of {len(holding)}" if holding else NONE,
+                ", ".join(_medians(every)),
+                _share(whole) + (f", {both} above both" if holding else ""),
                 *(_share(study.of(paper, found)) for found in searched),
             ]
         )
@@ -227,13 +225,14 @@ def _by_method(study: Study, stem: str) -> list[str]:
 
 
 def _by_table(study: Study, stem: str) -> list[str]:
-    """A line for each table and paper; what was run comes first."""
+    """A line for each table and paper; what was run comes first. Links to a table lead to its first line."""
     order = sorted(study.tables, key=lambda name: not study.files[name])
     cells = []
     for name in order:
-        for paper in study.papers_of(name):
+        for number, paper in enumerate(study.papers_of(name)):
             own = study.of(paper, {name: study.counted[name]})
-            table = f"[{name}]({stem}/{paper.stem}.md#{name})"
+            anchor = f'<a id="{name}"></a>' * (number == 0)
+            table = f"{anchor}[{name}]({stem}/{paper.stem}.md#{name})"
             cells.append([table, study.tables[name].source, *count_cells(own)])
     return markdown_table(["table", "paper", *VERDICTS, OF_THESE], cells)
 
