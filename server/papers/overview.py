@@ -188,7 +188,9 @@ def _seven(study: Study, stem: str) -> list[str]:
 
 
 def _share(found: Sequence[Finding]) -> str:
-    return f"{sum(own.verdict in HOLDS for own in found)} of {len(found)}" if found else NONE
+    """How many hold, and whether settings of any of these were seen."""
+    holding = [own for own in found if own.verdict in HOLDS]
+    return f"{len(holding)} of {len(found)}" + " †" * any(own.seen for own in holding) if found else NONE
 
 
 def _medians(found: Sequence[Finding]) -> list[str]:
