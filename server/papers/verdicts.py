@@ -217,7 +217,7 @@ def alike(one: Kept, other: Kept, columns: Collection[str]) -> bool:
     """Whether two rows have the same number, but for `SAME`, in every seed and column."""
     pairs = [(one.measures.get(column, []), other.measures.get(column, [])) for column in columns]
     return all(
-        len(ours) == len(theirs) and all(abs(a - b) <= SAME for a, b in zip(ours, theirs, strict=True))
+        len(ours) == len(theirs) and all(round(abs(a - b), 9) <= SAME for a, b in zip(ours, theirs, strict=True))
         for ours, theirs in pairs
     )
 
