@@ -20,7 +20,7 @@ from perennial.server.papers.reproduce import Reproduction
 from perennial.server.papers.verdicts import FAILS, HOLDS, SELECTION, VERDICTS, Finding, findings, leaders
 from perennial.server.results.formatting import assignments
 from perennial.server.selection.split_rule import Select
-from perennial.server.selection.summary import SPLIT
+from perennial.server.selection.summary import AS_IN_PAPER, SPLIT
 from perennial.server.study.compare import DECIMALS, NO_SELECTION, as_shown, budget, spread
 
 OPEN = frozenset({*FAILS, "undecided"})
@@ -220,7 +220,7 @@ def _linked(text: str) -> str:
 
 def _rows(table: Reproduction, lines: Sequence[Kept], which: str) -> list[str]:
     """All rows of two seeds or more, the paper's numbers in brackets; also by `split` and by the paper's rule."""
-    chosen = (SELECTION, SPLIT, NO_SELECTION, table.paper_round)
+    chosen = (SELECTION, SPLIT, NO_SELECTION, table.paper_round, AS_IN_PAPER)
     lines = [line for line in lines if line.selection in chosen and line.seeds > 1]
     if not lines:
         return []
@@ -235,7 +235,11 @@ def _rows(table: Reproduction, lines: Sequence[Kept], which: str) -> list[str]:
         games_cell = [_endings(line.ended, ended)] * games
         cells.append([line.row, *[line.selection] * several, *numbers, *games_cell])
     heads = ["row", *["round"] * several, *columns, *["ended in round"] * games]
-    return [f"**All rows**{which}:", "", *markdown_table(heads, cells), ""]
+    note = []
+    if any(line.selection == AS_IN_PAPER for line in lines):
+        best = "has the lowest test loss" if table.paper_test == "loss" else f"is best at {table.paper_test}"
+        note = [f"*{AS_IN_PAPER}*: the round that {best}, as in the paper. **It reads test data.**", ""]
+    return [f"**All rows**{which}:", "", *markdown_table(heads, cells), "", *note]
 
 
 def _drawn(table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:

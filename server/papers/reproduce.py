@@ -194,6 +194,9 @@ class Reproduction(Part):
     """Why runs that are not the paper's in size and objective say nothing of a claim here, for or against it."""
     paper_round: Literal["final", "validation"] = "final"
     """The selection by which the paper chose the round that it scores, where it says; shown beside the last."""
+    paper_test: str = ""
+    """By what of the test data the paper chose it, where it did: a test environment, or `loss`. Shown beside the
+    last as `as-in-paper`; no verdict is made of it."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 
@@ -218,6 +221,8 @@ class Reproduction(Part):
         must_be_known("column", (*self.columns, *self.beside), columns_of(SCENARIOS[self.scenario]))
         papers = {row.title: row.paper for row in self.rows}
         must_be_known("drawn row", self.drawn, papers)
+        known = (*SCENARIOS[self.scenario].test_environments, "loss")
+        must_be_known("paper_test", filter(None, [self.paper_test]), known)
         must_be_known("claims_of", filter(None, [self.claims_of]), reproductions())
         if twice := [words for words, times in Counter(claim.words for claim in self.claims).items() if times > 1]:
             raise ValueError(f"the claim {twice[0]} stands twice")
@@ -290,6 +295,7 @@ class Reproduction(Part):
             data_root=data_root,
             device=device,
             select=select or self.select,
+            as_in_paper=self.paper_test,
             counted=trials > 1,
         )
 

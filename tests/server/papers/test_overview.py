@@ -288,6 +288,23 @@ def test_the_round_that_the_paper_s_rule_chooses_is_beside_the_last(table: Repro
     assert [line.split(" | ")[1] for line in both[4:-1]] == ["final", "validation"]
 
 
+def test_the_round_that_a_paper_chose_on_test_data_says_so(table: Reproduction, tmp_path: Path) -> None:
+    selections = ("final", "as-in-paper")
+    rounds = [made_line(row="FedSDR", selection=own, measures={"worst": [0.5, 0.6]}) for own in selections]
+    for column, best in (("p=0.1", "is best at p=0.1"), ("loss", "has the lowest test loss")):
+        asked = TABLE.replace("[quick]", f'paper_test = "{column}"\n[quick]')
+        (tmp_path / "s.toml").write_text(asked + ROWS)
+        chosen = load_reproduction("s", tmp_path)
+        assert chosen.plan(quick=True).as_in_paper == column
+        shown = _rows(chosen, rounds, "")
+        assert [line.split(" | ")[1] for line in shown[4:6]] == ["final", "as-in-paper"]
+        assert f"*as-in-paper*: the round that {best}, as in the paper. **It reads test data.**" in shown
+    assert not any("reads test data" in line for line in _rows(table, rounds[:1], ""))
+    (tmp_path / "s.toml").write_text(TABLE.replace("[quick]", 'paper_test = "p=0.3"\n[quick]') + ROWS)
+    with pytest.raises(UserError, match=r"unknown paper_test 'p=0\.3'"):
+        load_reproduction("s", tmp_path)
+
+
 def test_the_rounds_in_which_games_ended(table: Reproduction, tmp_path: Path) -> None:
     """Of two seeds the game of the second did not end."""
     comparison = compare(table.plan(quick=False, rounds=2), tmp_path / "pool", 1)
