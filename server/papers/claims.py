@@ -36,8 +36,9 @@ PAPERS = (
     Paper(
         "cgpfl",
         "CGPFL",
-        "Clients that are alike form groups. A model for each group beats one for all and other personal models.",
-        "It beats one model for all. Ditto, APFL and clients that train alone are better.",
+        "Clients that are alike form groups. A model for each beats one for all, and other personal models.",
+        "It beats one model for all. With the thesis's λ Ditto, APFL and clients that train alone are better. "
+        "With λ from held-out data they mostly are not.",
     ),
     Paper(
         "perinvfl",

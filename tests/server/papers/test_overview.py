@@ -5,7 +5,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 from types import ModuleType
 from typing import Any
 
@@ -38,7 +38,7 @@ from perennial.server.papers.reproduce import (
     load_reproduction,
     reproductions,
 )
-from perennial.server.papers.verdicts import Finding, findings, judged
+from perennial.server.papers.verdicts import HOLDS, Finding, findings, judged
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
 from perennial.server.study.compare import compare
@@ -402,6 +402,57 @@ def test_the_first_page_begins_with_one_figure_and_one_table_of_seven_rows() -> 
     assert first.count("\n![") == 1
     assert len(re.findall(r"^\| \[", first, re.M)) == len(PAPERS) == 7
     assert len(page.splitlines()) < 160
+
+
+def test_what_was_found_in_words_is_what_the_runs_say() -> None:
+    """What the sentences of `PAPERS` say, one after the other."""
+    study = Study.read(ROOT / "results")
+    every = {paper.stem: study.of(paper, study.counted) for paper in PAPERS}
+    holding = {stem: [own for own in found if own.verdict in HOLDS] for stem, found in every.items()}
+
+    assert not any(own.above_local for own in holding["cgpfl"])
+    better = {own.claim.than for own in every["cgpfl"] if own.reversed}
+    assert {"Ditto", "APFL"} <= better
+    beaten = {name: [0, 0] for name in ("Ditto", "APFL", "Local")}
+    for name in (
+        "mnist-3class",
+        "fmnist-3class",
+        "mnist-3class-dnn",
+        "fmnist-3class-dnn",
+        "cifar10-3class-subset",
+    ):
+        rows = {
+            line.row: fmean(line.measures["pooled"]) for line in study.files[name][0] if line.selection == "final"
+        }
+        for other in beaten.keys() & rows.keys():
+            beaten[other][0] += rows["CGPFL (K=4), λ = 0.1"] > rows[other]
+            beaten[other][1] += 1
+    assert beaten == {"Ditto": [4, 5], "APFL": [4, 4], "Local": [5, 5]}
+
+    assert all(own.seen for own in holding["perinvfl"])
+    own_settings = findings(study.tables["rc-mnist"], study.files["rc-mnist"][0])
+    assert sum(bool(own.above_constant) for own in holding["perinvfl"]) < len(holding["perinvfl"]) / 4
+    assert any(own.above_constant for own in own_settings)
+
+    worst = [own for own in holding["fedsdr"] if own.claim.column == "worst"]
+    assert median(fmean(own.method) for own in worst) > 3 * median(fmean(own.reference) for own in worst)
+    assert not any(own.above_constant for own in worst)
+
+    assert len(holding["fedpin"]) > len(every["fedpin"]) / 2
+    assert sum(bool(own.above_local) for own in holding["fedpin"]) < len(holding["fedpin"]) / 2
+    for name in ("cmnist-8", "cfmnist-8"):
+        worst_of = {line.row: line.measures["worst"] for line in study.files[name][0] if line.selection == "final"}
+        assert fmean(worst_of["FedPIN GM"]) < 0.1
+
+    assert not holding["fediir"]
+    of_loss = [own for own in every["fedilc"] if own.claim.column == "loss"]
+    assert sum(own.verdict in HOLDS for own in of_loss) > len(of_loss) / 2
+    assert not [own for own in holding["fedilc"] if own.claim.column == "pooled"]
+
+    games = holding["fl_games"]
+    assert len(games) > 0.8 * len(every["fl_games"])
+    assert all(own.seen for own in games)
+    assert sum(bool(own.above_constant) for own in games) < len(games) / 4
 
 
 @pytest.fixture(scope="module")
