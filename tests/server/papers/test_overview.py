@@ -3,7 +3,10 @@
 import importlib.util
 import re
 import shutil
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import permutations
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, median, stdev
 from types import ModuleType
@@ -18,7 +21,7 @@ from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.papers import claims, reproduce
 from perennial.server.papers.claims import PAPERS, Study
-from perennial.server.papers.kept import keep, kept
+from perennial.server.papers.kept import Kept, keep, kept
 from perennial.server.papers.overview import _gains, _large_and_small, _medians, _seven, _share, overview
 from perennial.server.papers.paper_page import (
     OPEN,
@@ -41,7 +44,7 @@ from perennial.server.papers.reproduce import (
 from perennial.server.papers.verdicts import HOLDS, Finding, findings, judged
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
-from perennial.server.study.compare import compare
+from perennial.server.study.compare import DECIMALS, compare
 from perennial.testing.tiny_federation import Toy
 
 ROOT = Path(__file__).parents[3]
@@ -503,3 +506,52 @@ def test_no_claim_of_the_repository_fails_or_waits_without_a_reason() -> None:
         found = [own for own, _ in judged(table, files)]
         failed = [own.claim.why or table.why for own in found if own.verdict in OPEN]
         assert all("docs/" in why or "row" in why for why in failed), (name, failed)
+
+
+def texts(values: Sequence[float], error: float = 1.0) -> set[str]:
+    """How a reason may write them: each, their mean, and with their deviation, or their standard error."""
+    mean, deviation = fmean(values), stdev(values) / error
+    both = {f"{mean:.{places}f} ± {deviation:.{places}f}" for places in range(3)}
+    return both | {f"{number:.{places}f}" for number in (mean, *values) for places in range(1, 4)}
+
+
+def columns_of(lines: Sequence[Kept]) -> Iterator[list[list[float]]]:
+    """The numbers by seed of all rows, for each column."""
+    for column in sorted({column for line in lines for column in line.measures}):
+        factor = 1 if column in DECIMALS else 100
+        rows = [[factor * own for own in line.measures.get(column, [])] for line in lines]
+        yield [own for own in rows if len(own) > 1]
+
+
+def unknown_numbers(why: str, table: Reproduction, files: Sequence[Sequence[Kept]]) -> set[str]:
+    """Of a reason's numbers those that are of no row, no difference between rows, not the paper's, no setting, and
+    not on the page of a method that the reason names."""
+    pages = re.findall(r"docs/methods/\w+\.md", why)
+    named = " ".join((ROOT / page).read_text(encoding="utf-8") for page in pages)
+    text = re.sub(r"[λγ] = [\d.]+\d", "", why)
+    numbers = re.findall(r"\d+(?:\.\d+)? ± \d+(?:\.\d+)?|(?<![\w.=])\d+\.\d+(?!\w)", text)
+    left = {number for number in numbers if number not in named}
+    left -= {f"{value:g}" for row in table.rows for value in row.settings.values() if isinstance(value, float)}
+    left -= {f"{value:.1f}" for row in table.rows for value in row.paper.values()}
+    papers = {row.title: row.paper for row in table.rows}
+    left -= {f"{papers[own.row][own.column] - papers[own.than][own.column]:.1f}" for own in table.claims}
+    for lines in files if left else ():
+        left -= {f"{own:.3f}" for line in lines for own in line.settings.values() if isinstance(own, float)}
+        left -= {text for rows in columns_of(lines) for own in rows for text in texts(own)}
+    for lines in files if left else ():
+        for rows in columns_of([line for line in lines if line.selection in ("final", "–")]):
+            for one, other in permutations(rows, 2):
+                if len(one) == len(other):
+                    left -= texts([a - b for a, b in zip(one, other, strict=True)], sqrt(len(one)))
+    return left
+
+
+def test_the_numbers_of_a_reason_are_of_kept_runs_or_of_the_page_that_it_names() -> None:
+    for name in reproductions():
+        table = load_reproduction(name)
+        files = kept(name, ROOT / "results")
+        for why in {claim.why for claim in table.claims} | {table.why}:
+            assert not unknown_numbers(why, table, files), (name, why)
+    table, files = load_reproduction("mnist-3class-dnn"), kept("mnist-3class-dnn", ROOT / "results")
+    assert unknown_numbers("98.3 and 98.0, 0.3 ± 0.2 apart", table, files) == set()
+    assert unknown_numbers("57.3 and 98.0, 0.3 ± 7.7 apart", table, files) == {"57.3", "0.3 ± 7.7"}
