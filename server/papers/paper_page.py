@@ -28,7 +28,7 @@ OPEN = frozenset({*FAILS, "undecided"})
 
 HEAD = """# {title}: the paper's claims, and our runs
 
-*For people who want every number behind {title}'s line on [the page of all papers](../{page}).*
+*For people who want every number behind the line of {title} on [the page of all papers](../{page}).*
 
 **The paper**: {promise}
 
@@ -95,7 +95,9 @@ def _warnings(table: Reproduction) -> Iterator[str]:
         yield f"- **Cannot be settled here**, because {table.unsettled}."
     if table.seen:
         settings = " and ".join(f"`{name}`" for name in table.seen.settings)
-        yield f"- **Seen on test data (†)**: {settings} of {'; '.join(table.seen.rows)}: {table.seen.why}."
+        asked = {row for claim in table.claims for row in (claim.row, claim.than)}
+        rows = "; ".join(row for row in table.seen.rows if row in asked)
+        yield f"- **Seen on test data (†)**: {settings} of {rows}: {table.seen.why}."
 
 
 def _runs(name: str, table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:

@@ -453,6 +453,21 @@ def test_what_was_found_in_words_is_what_the_runs_say() -> None:
     assert not [own for own in holding["fedilc"] if own.claim.column == "pooled"]
 
     games = holding["fl_games"]
+    for name, more in (("cmnist-games", "six"), ("cfmnist-games", "four")):
+        rows = {line.row: line.measures for line in study.files[name][0] if line.selection == "final"}
+        means = {row: 100 * fmean(own["p=0.1"]) for row, own in rows.items()}
+        others = [row for row in means if row.endswith(", at the mean")]
+        assert len(others) == 8
+        higher = sum(means[row] > means[row.removesuffix(", at the mean")] for row in others)
+        (said,) = (text for text in study.tables[name].remarks if f"{more} of the eight games" in text)
+        assert higher == {"six": 6, "four": 4}[more]
+        numbers = re.findall(r"\d\d\.\d", said)
+        two = [means[f"F-FL Games, parallel{end}"] for end in (", at the mean", "")]
+        assert numbers[:2] in ([], [f"{mean:.1f}" for mean in two])
+    (said,) = (text for text in study.tables["cfmnist-8"].remarks if "comes back to the colour" in text)
+    rows = {line.selection: line.measures for line in study.files["cfmnist-8"][0] if line.row == "FedSDR"}
+    chosen = [100 * fmean(rows[own][column]) for own in ("split", "final") for column in ("worst", "average")]
+    assert re.findall(r"\d\d\.\d", said) == [f"{mean:.1f}" for mean in chosen]
     assert len(games) > 0.8 * len(every["fl_games"])
     assert all(own.seen for own in games)
     assert sum(bool(own.above_constant) for own in games) < len(games) / 4
