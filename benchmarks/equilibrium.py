@@ -16,7 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from perennial.server.papers.overview import ended_in
+from perennial.server.papers.kept import ended_in
 from perennial.server.papers.reproduce import load_reproduction
 from perennial.server.report.load import load
 from perennial.server.report.pictures import training_picture

@@ -25,10 +25,12 @@ FORMULA = re.compile(r"\$\$(.+?)\$\$|\$([^$\n]+?)\$", re.S)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Each method's page in the navigation, below the table of all, and each example's."""
+    """In the navigation each method's page, each paper's, below those of all, and each example's."""
     pages = sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md") if path.name != "README.md")
     parts = {name: entries for part in config.nav or [] for name, entries in part.items()}
     parts["Reference"].insert(3, {"Methods": ["methods/README.md", *(f"methods/{name}" for name in pages)]})
+    papers = sorted(path.name for path in (ROOT / "docs" / "results").glob("*.md"))
+    parts["Explanation"].insert(1, {"Paper by paper": [f"results/{name}" for name in papers]})
     parts["Start"].append({"Examples": list(map(_name, sorted(ROOT.glob("examples/*/README.md"))))})
     return config
 

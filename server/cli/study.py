@@ -256,7 +256,7 @@ def reproduce_table(
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
     from perennial.server.papers import regret
-    from perennial.server.papers.overview import keep, kept_beside, known
+    from perennial.server.papers.kept import keep, kept_beside, known
     from perennial.server.papers.reproduce import (
         load_reproduction,
         remark_lines,
@@ -349,7 +349,7 @@ def reproduce_table(
 
 
 def _overview(page: Path, results: Path, check: bool) -> None:
-    """Write the page of all claims with its picture; with `check`, exit code 1 where those there are others."""
+    """Write the page of all claims and what belongs to it; with `check`, exit code 1 where these are others."""
     from perennial.server.papers.overview import overview
     from perennial.server.run.output_files import must_be_ours
 
@@ -357,10 +357,10 @@ def _overview(page: Path, results: Path, check: bool) -> None:
         must_be_ours(page, ENDINGS["markdown"], "--overview")
     if not results.is_dir():
         raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
-    picture = page.with_suffix(".svg")
-    made = dict(zip((page, picture), overview(results, picture.name), strict=True))
+    made = {page.parent / name: text for name, text in overview(results, page.name).items()}
     if not check:
         for file, text in made.items():
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, text)
     elif any(not file.is_file() or file.read_bytes() != text.encode() for file, text in made.items()):
         err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")

@@ -100,7 +100,7 @@ class PaperRow(Part):
     remark: str = ""
     """What has to be known of this row."""
     comparable: bool = True
-    """Whether the paper's number and ours are of the same thing; if not, `remark` says why."""
+    """Whether the paper's number and ours are of the same objective and data; if not, `remark` says why."""
 
     @property
     def name(self) -> str:
@@ -134,6 +134,15 @@ class Claim(Part):
     def words(self) -> str:
         """What tells it from other claims."""
         return f"{self.row} > {self.than}, {self.column}"
+
+
+class Seen(Part):
+    """Settings that somebody chose while looking at test data, or at the paper's results."""
+
+    settings: tuple[str, ...] = Field(min_length=1)
+    rows: tuple[str, ...] = Field(min_length=1)
+    """Titles of the rows that have them. A row is free of this where a search has drawn all of `settings`."""
+    why: str
 
 
 class Quick(Part):
@@ -178,8 +187,16 @@ class Reproduction(Part):
     """What keeps it from the paper's size here: hours, data, a licence."""
     chosen: str = "the table's settings"
     """How its settings were chosen, for runs without a search."""
+    seen: Seen | None = None
+    other_data: bool = False
+    """Whether the data are not the paper's, so that no run is of its size."""
+    unsettled: str = ""
+    """Why runs that are not the paper's in size and objective say nothing of a claim here, for or against it."""
     paper_round: Literal["final", "validation"] = "final"
     """The selection by which the paper chose the round that it scores, where it says; shown beside the last."""
+    paper_test: str = ""
+    """By what of the test data the paper chose it, where it did: a test environment, or `loss`. Shown beside the
+    last as `as-in-paper`; no verdict is made of it."""
     quick: Quick
     rows: tuple[PaperRow, ...] = Field(min_length=1)
 
@@ -204,6 +221,8 @@ class Reproduction(Part):
         must_be_known("column", (*self.columns, *self.beside), columns_of(SCENARIOS[self.scenario]))
         papers = {row.title: row.paper for row in self.rows}
         must_be_known("drawn row", self.drawn, papers)
+        known = (*SCENARIOS[self.scenario].test_environments, "loss")
+        must_be_known("paper_test", filter(None, [self.paper_test]), known)
         must_be_known("claims_of", filter(None, [self.claims_of]), reproductions())
         if twice := [words for words, times in Counter(claim.words for claim in self.claims).items() if times > 1]:
             raise ValueError(f"the claim {twice[0]} stands twice")
@@ -211,6 +230,12 @@ class Reproduction(Part):
             for title in (claim.row, claim.than):
                 if claim.column not in papers.get(title, ()):
                     raise ValueError(f"the paper has no number for {claim.column!r} of a row {title!r}")
+        if self.seen:
+            must_be_known("row of `seen`", self.seen.rows, papers)
+            for row in self.rows:
+                if row.implemented and row.title in self.seen.rows:
+                    fields = method_class(row.method).model_fields
+                    must_be_known(f"setting of the row {row.title!r}", self.seen.settings, fields)
         names = Counter(row.name.casefold() for row in self.rows)
         for row in self.rows:
             if names[row.name.casefold()] > 1:
@@ -270,6 +295,7 @@ class Reproduction(Part):
             data_root=data_root,
             device=device,
             select=select or self.select,
+            as_in_paper=self.paper_test,
             counted=trials > 1,
         )
 

@@ -182,6 +182,39 @@ def gains_figure(gains: Mapping[str, Sequence[tuple[float, float, float]]], xlab
         return _file(figure)
 
 
+def shares_figure(
+    counts: Mapping[str, Sequence[int]],
+    texts: Mapping[str, Sequence[str]],
+    parts: Mapping[str, str],
+) -> str:
+    """Bars of equal length, one for each of `counts`, cut into its parts, as a whole SVG file.
+
+    `texts` is what stands in each part, where it has room; `parts` the colour of each by name.
+    """
+    with _figure(7.6, 0.5 + 0.42 * len(counts)) as figure:
+        axes: Axes = figure.subplots()
+        totals, left = [sum(own) for own in counts.values()], np.zeros(len(counts))
+        for place, (name, colour) in enumerate(parts.items()):
+            widths = np.array([own[place] / total for own, total in zip(counts.values(), totals, strict=True)])
+            bars = axes.barh(
+                list(counts), widths, left=left, label=name, height=0.7, color=colour, edgecolor=INK, linewidth=0.4
+            )
+            shown = [
+                own[place] if width > 0.014 * len(own[place]) else ""
+                for own, width in zip(texts.values(), widths, strict=True)
+            ]
+            ink = "white" if colour in LIGHT else INK
+            axes.bar_label(bars, shown, label_type="center", color=ink, fontsize=8)
+            left = left + widths
+        axes.invert_yaxis()
+        axes.set(xlim=(0, 1), xticks=[])
+        axes.tick_params(axis="y", length=0)
+        axes.grid(visible=False)
+        axes.spines[:].set_visible(False)
+        figure.legend(loc="outside right upper", frameon=False)
+        return _file(figure)
+
+
 def counts_figure(key: str, style: int, points: Sequence[tuple[float, float, int]], *labels: str) -> str:
     """Points (x, y, samples) whose area is as the samples, and the line of equal values. `key` as above."""
     x, y, counts = (np.array(own, dtype=float) for own in zip(*points, strict=True))

@@ -17,11 +17,15 @@ Row = dict[str, Any]
 SELECTIONS = ("final", "validation")
 SPLIT = "split"
 """The third, where clients could tell held-out samples apart; as in `common/selection.py`, which needs NumPy."""
+AS_IN_PAPER = "as-in-paper"
+"""The round that is best by the test number that a paper chose by; never there unless a table asks for it."""
 AREAS = ("auroc", "auprc", "auroc_hard_batch", "auprc_hard_batch")
 """Areas of all scores, and means over batches of the areas of 0/1 predictions, FedILC's (`ranking.py`)."""
 
 
-def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False) -> dict[str, Any]:
+def summarise(
+    config: RunConfig, rows: list[Row], *, seconds: float, oracle: bool = False, as_in_paper: str = ""
+) -> dict[str, Any]:
     """What `summary.json` holds.
 
     For each model and selection: the task's headline measure per test environment as the mean over clients, the
@@ -29,13 +33,14 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
     the losses likewise; and areas where the scenario has them. Of sites with own data also that of the
     `worst_site`. `evaluated`: which clients were, unless all were. `insists`: the protection without which a site
     takes part in no run, of the sites that have such a policy. `changed`: with which other settings a resumed run
-    went on, and from which round. `oracle` adds the round with the best test average. With references every round
+    went on, and from which round. `oracle` adds the round with the best test average, and `as_in_paper` the best
+    by what it names: a test environment, or `loss`, the mean test loss. With references every round
     picked has its scores of `split`, and `split` says whether that selection speaks.
     """
     rounds = [row for row in rows if row["kind"] == "round"]
     evaluations = [row for row in rows if row["kind"] in ("evaluation", "ranking", SCORE, SPLIT)]
     task = config.predicts
-    selections = (*SELECTIONS, SPLIT, "oracle") if oracle else (*SELECTIONS, SPLIT)
+    selections = (*SELECTIONS, SPLIT, *["oracle"] * oracle, *[AS_IN_PAPER] * bool(as_in_paper))
     models: dict[str, Any] = {}
     for model in config.method.evaluates:
         by_round = {
@@ -47,7 +52,7 @@ def summarise(config: RunConfig, rows: list[Row], *, seconds: float, oracle: boo
         models[model] = {
             selection: {"round": number, **_with_site(config, by_round[number].summary())}
             for selection in selections
-            if (number := select(by_round, selection)) is not None
+            if (number := select(by_round, selection, as_in_paper)) is not None
         }
     last_split = next((row for row in reversed(evaluations) if row["kind"] == SPLIT), None)
     partial = {  # what most runs have nothing of
@@ -280,17 +285,25 @@ class Evaluation:
             "clients": {client: own.measures() for client, own in clients.items()},
         }
 
+    def goodness(self, column: str) -> float | None:
+        """Of a test environment, or of `loss`: more is better; None where it was not measured."""
+        if column == "loss":
+            losses = _client_mean(self.loss)
+            return -_mean(losses.values()) if losses else None
+        value = self.client_mean("test").get(column)
+        return None if value is None else self.measure.goodness(value)
+
     def score(self) -> Score | None:
         """By the rule of `split`; None where it does not speak."""
         return score(self.split) if self.split and not unusable(self.split) else None
 
 
-def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
+def select(by_round: Mapping[int, Evaluation], selection: str, as_in_paper: str = "") -> int | None:
     """The round that a selection picks; the earliest of equals. None where it cannot choose.
 
     `final`: the last one; `validation`: best client mean of the measure on held-out training-environment data;
     `split`: the most robust where references are right and where they are wrong (`most_robust`); `oracle`: best
-    average over the test environments.
+    average over the test environments; `as-in-paper`: best `Evaluation.goodness` of what `as_in_paper` names.
     """
     if not by_round:
         return None
@@ -299,12 +312,16 @@ def select(by_round: Mapping[int, Evaluation], selection: str) -> int | None:
     if selection == SPLIT:
         found = {number: own for number, evaluation in by_round.items() if (own := evaluation.score())}
         return most_robust(found)[0] if found else None
-    split = {"validation": "validation", "oracle": "test"}[selection]
-    scores = {
-        number: evaluation.measure.goodness(_mean(means.values()))
-        for number, evaluation in by_round.items()
-        if (means := evaluation.client_mean(split))
-    }
+    if selection == AS_IN_PAPER:
+        known = {number: own.goodness(as_in_paper) for number, own in by_round.items()}
+        scores = {number: own for number, own in known.items() if own is not None}
+    else:
+        split = {"validation": "validation", "oracle": "test"}[selection]
+        scores = {
+            number: evaluation.measure.goodness(_mean(means.values()))
+            for number, evaluation in by_round.items()
+            if (means := evaluation.client_mean(split))
+        }
     return max(scores, key=lambda number: (scores[number], -number)) if scores else None
 
 

@@ -23,7 +23,16 @@ from perennial.server.results.formatting import assignments
 from perennial.server.results.table import Table
 from perennial.server.run.folder import understood
 from perennial.server.selection.split_rule import Select
-from perennial.server.selection.summary import AREAS, SELECTIONS, SPLIT, area_means, overall, site_means, summarise
+from perennial.server.selection.summary import (
+    AREAS,
+    AS_IN_PAPER,
+    SELECTIONS,
+    SPLIT,
+    area_means,
+    overall,
+    site_means,
+    summarise,
+)
 from perennial.server.study.batch import (
     Outcome,
     Selected,
@@ -75,6 +84,8 @@ class Plan:
     data_root: str | None = None
     device: str | None = None
     oracle: bool = False
+    as_in_paper: str = ""
+    """By what of the test data a paper chose its round (`summarise`), for one selection more."""
     select: Select = Select.held_out
     """What a trial is chosen by."""
     counted: bool = False
@@ -307,7 +318,12 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
     by_label = zip(rest, grouped(others, rest.values()), strict=True)
     outcomes = {label: list(map(readable, ended.get(label, []) + own)) for label, own in by_label}
 
-    selections = (*SELECTIONS, *([SPLIT] if places else []), *(["oracle"] if plan.oracle else []))
+    selections = (
+        *SELECTIONS,
+        *[SPLIT] * bool(places),
+        *["oracle"] * plan.oracle,
+        *[AS_IN_PAPER] * bool(plan.as_in_paper),
+    )
     choices, rows = [], []
     troubles = list[str]()
     sites, task = list(first.sites_with_data), first.predicts
@@ -334,7 +350,7 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
             )
         )
         for selection in selections:
-            picked = [_pick(outcome, selection, troubles) for outcome in outcomes[label]]
+            picked = [_pick(outcome, selection, plan.as_in_paper, troubles) for outcome in outcomes[label]]
             model, found_ = bases[label].method.evaluates[-1], [one for one in picked if one]
             rows += _rows(label, model, selection, found_, sites, task)
     troubles = [*troubles_of([*_flat(searched), *_flat(outcomes)]), *troubles]
@@ -624,12 +640,12 @@ def _flat(parts: Mapping[str, list[Outcome]]) -> list[Outcome]:
     return [outcome for outcomes in parts.values() for outcome in outcomes]
 
 
-def _pick(outcome: Outcome, selection: str, troubles: list[str]) -> Selected | None:
-    if selection not in ("oracle", SPLIT) or not outcome.summary:
+def _pick(outcome: Outcome, selection: str, as_in_paper: str, troubles: list[str]) -> Selected | None:
+    if selection not in ("oracle", AS_IN_PAPER, SPLIT) or not outcome.summary:
         return outcome.selected(selection)
     try:
         with understood(outcome.path):
-            made = summarise(outcome.config, outcome.rows(), seconds=0, oracle=True)
+            made = summarise(outcome.config, outcome.rows(), seconds=0, oracle=True, as_in_paper=as_in_paper)
     except UserError as error:
         troubles.append(f"{error}; its {selection} numbers are left out")
         return None

@@ -15,6 +15,7 @@ from perennial.common.models.network import network
 from perennial.common.models.settings import model_settings
 from perennial.common.utils.tensors import Tensors
 from perennial.server.local import LocalRuntime
+from perennial.server.papers.kept import Kept
 from perennial.server.run.folder import Checkpoint, RunFolder
 from perennial.testing.tiny_federation import Toy
 
@@ -93,3 +94,9 @@ method = "ditto"
 paper = { worst = 50.0, average = 50.0 }
 """
 """Of a paper's table with the columns `worst` and `average`."""
+
+
+def made_line(**changes: Any) -> Kept:
+    """A line of `results/T.jsonl`."""
+    line = {"selection": "final", "rounds": 4, "trials": 1, "by": "held-out", "quick": False}
+    return Kept.model_validate({"row": "FedAvg", "settings": {}, "measures": {}, "runs": [], **line, **changes})

@@ -52,14 +52,15 @@ def is_there(cite: str, page: str, names: set[str]) -> bool:
 
 
 def anchors(page: Path) -> set[str]:
-    """Of a page's headings, as GitHub makes them."""
+    """Of a page's headings, as GitHub makes them, and those that it sets itself."""
     text = re.sub(r"^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.M | re.S)
     found: dict[str, int] = {}
     for heading in re.findall(r"^#+ (.+)$", text, re.M):
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
         name = re.sub(r"[^\w\- ]", "", words).replace(" ", "-")
         found[name] = found.get(name, -1) + 1
-    return {f"{name}-{number}" if number else name for name, last in found.items() for number in range(last + 1)}
+    own = {f"{name}-{number}" if number else name for name, last in found.items() for number in range(last + 1)}
+    return own | {*re.findall(r'<a id="([^"]+)">', text)}
 
 
 def test_every_section_that_is_linked_is_there() -> None:

@@ -98,6 +98,24 @@ def test_the_oracle_is_there_on_request_only() -> None:
     assert found["final"] == summarise(CONFIG, ROWS, seconds=0)["models"]["global"]["final"]
 
 
+def test_the_round_of_a_paper_s_own_test_number_is_there_on_request_only() -> None:
+    """Red is best in round 1 of equals, blue in round 1, and the loss, which is per sample, in round 3."""
+    lower = [row | {"loss": [4.0 - row["round"]] * len(row["loss"])} if "loss" in row else row for row in ROWS]
+    for column, chosen in (("red", 1), ("blue", 1), ("loss", 3)):
+        found = summarise(CONFIG, lower, seconds=0, as_in_paper=column)["models"]["global"]
+        assert {name: own["round"] for name, own in found.items()} == {
+            "final": 3, "validation": 2, "as-in-paper": chosen,
+        }  # fmt: skip
+    spoiled = [
+        row | {"correct": [0, 9]} if row["round"] == 2 and row.get("split") == "test" else row for row in ROWS
+    ]
+    assert (
+        summarise(CONFIG, spoiled, seconds=0, as_in_paper="blue")["models"]["global"]["as-in-paper"]["round"] == 2
+    )
+    unknown = summarise(CONFIG, ROWS, seconds=0, as_in_paper="green")["models"]["global"]
+    assert unknown.keys() == {"final", "validation"}
+
+
 def test_the_order_of_rows_does_not_matter_to_the_choice() -> None:
     found = summarise(CONFIG, ROWS[::-1], seconds=0, oracle=True)["models"]["global"]
     assert {selection: value["round"] for selection, value in found.items()} == {

@@ -375,7 +375,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[compari
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(scenarios.SCENARIOS, "toy", Toy())
         out = tmp_path_factory.mktemp("pool")
-        yield compare(plan("ditto", trials=3, oracle=True), out, jobs=1), out
+        yield compare(plan("ditto", trials=3, oracle=True, as_in_paper="p=0.1"), out, jobs=1), out
 
 
 def test_the_numbers_are_those_of_the_run_folders(finished: tuple[comparing.Comparison, Path]) -> None:
@@ -406,6 +406,17 @@ def test_oracle_is_a_row_of_its_own_and_never_below(finished: tuple[comparing.Co
         assert averages["oracle"] == max(averages.values())
 
 
+def test_the_round_that_is_best_where_the_paper_chose_is_a_row_of_its_own(
+    finished: tuple[comparing.Comparison, Path],
+) -> None:
+    comparison, _ = finished
+    for label in ("Ditto", "FedAvg", "Local"):
+        rows = {s: comparison.row(label, s) for s in ("as-in-paper", "final", "validation", "oracle")}
+        there = {s: row.columns["p=0.1"].mean for s, row in rows.items() if row}
+        assert len(there) == 4
+        assert there["as-in-paper"] == max(there.values())
+
+
 def test_the_same_budget_and_seed_0_is_not_run_twice(finished: tuple[comparing.Comparison, Path]) -> None:
     comparison, out = finished
     for choice in comparison.choices:
@@ -426,7 +437,9 @@ def test_again_runs_nothing_and_says_the_same(finished: tuple[comparing.Comparis
     comparison, out = finished
     times = {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
     standings: list[Standing] = []
-    assert compare(plan("ditto", trials=3, oracle=True), out, 2, standings.append) == comparison
+    assert (
+        compare(plan("ditto", trials=3, oracle=True, as_in_paper="p=0.1"), out, 2, standings.append) == comparison
+    )
     assert all(standing.rounds == 0 for standing in standings)
     assert times == {path: path.stat().st_mtime_ns for path in out.glob("*/summary.json")}
 
