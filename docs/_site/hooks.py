@@ -29,6 +29,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     pages = sorted(path.name for path in (ROOT / "docs" / "methods").glob("*.md") if path.name != "README.md")
     parts = {name: entries for part in config.nav or [] for name, entries in part.items()}
     parts["Reference"].insert(3, {"Methods": ["methods/README.md", *(f"methods/{name}" for name in pages)]})
+    notes = sorted(path.name for path in (ROOT / "docs" / "notes").glob("*.md"))
+    parts["Explanation"].insert(-1, {"Notes": [f"notes/{name}" for name in notes]})
     parts["Start"].append({"Examples": list(map(_name, sorted(ROOT.glob("examples/*/README.md"))))})
     return config
 
@@ -52,7 +54,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, but in code."""
+    """Formulas as MathML, but in code; on a method's page its settings, too."""
+    if page.file.src_uri.startswith("methods/") and "\n## Hyper-parameters\n" in markdown:
+        before, heading, after = markdown.partition("\n## Hyper-parameters\n")
+        said, end, rest = after.partition("\n## ")
+        markdown = before + heading + said + _settings(PurePosixPath(page.file.src_uri).name) + end + rest
     parts = CODE.split(markdown)
     parts[::2] = [FORMULA.sub(_formula, part) for part in parts[::2]]
     return "".join(parts)
@@ -63,6 +69,24 @@ def _formula(found: re.Match[str]) -> str:
     text = re.sub(r"\\tag\{([^}]*)\}", r"\\qquad (\1)", " ".join((block or inline).split()))
     made = convert(unescape(text), display="block" if block else "inline")
     return f"\n\n{made}\n\n" if block else made
+
+
+def _settings(page: str) -> str:
+    """Tables of the hyper-parameters of the methods that have a page, as `perennial show method` has them."""
+    from perennial.common.methods import METHODS
+    from perennial.server.cli.show import fields_of, limits
+
+    index = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    names = re.findall(rf"\]\({re.escape(page)}\) `([\w-]+)` \|", index)
+    text = ""
+    for name in names:
+        text += f"\n**`{name}`**\n\n| setting | default | what | more |\n|---|---|---|---|\n"
+        code = getattr(METHODS[name], "CODE", {})
+        for key, facts in fields_of(METHODS[name]).items():
+            default = f"{facts.get('default', '')}" + (f"; with `preset=code` {code[key]}" if key in code else "")
+            more = "; ".join(f"{own}: {value}" for own, value in limits(facts).items())
+            text += f"| `{key}` | {_cell(default)} | {_cell(facts.get('description', ''))} | {_cell(more)} |\n"
+    return text + "\n"
 
 
 def _name(path: Path) -> str:
