@@ -122,7 +122,7 @@ def _commands() -> Iterator[str]:
     from perennial.server.cli.main import app
 
     yield "# The command line\n\n"
-    yield "This page is for you if you look for a command's options. `perennial COMMAND --help` says the same.\n\n"
+    yield "*For people who look for a command's options. `perennial COMMAND --help` says the same.*\n\n"
     root = get_command(app)
 
     def told(command: click.Command, name: str, above: click.Context | None) -> Iterator[str]:
@@ -165,7 +165,7 @@ def _interface() -> Iterator[str]:
     import perennial
 
     yield "# The Python interface\n\n"
-    yield "This page is for you if you look for an argument. [From Python](../python.md) shows the use.\n\n"
+    yield "*For people who look for an argument. [From Python](../python.md) shows the use.*\n\n"
     for room, names in perennial.ROOMS.items():
         for name in names:
             yield f"::: perennial.{room}.{name}\n\n"

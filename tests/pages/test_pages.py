@@ -64,6 +64,23 @@ def anchors(page: Path) -> set[str]:
     return {f"{name}-{number}" if number else name for name, last in found.items() for number in range(last + 1)}
 
 
+def test_the_first_line_of_every_page_says_for_whom_it_is() -> None:
+    """But the home page, what tables of papers are made of, and two pages that say it in their own way."""
+    others = {"README.md", "docs/results.md", "docs/selection.md", "benchmarks/README.md"}
+    pages = [name for name in listed() if name.endswith(".md") and name not in others and not name.startswith("tests/")]
+    first = {name: (ROOT / name).read_text(encoding="utf-8").split("\n\n")[1] for name in pages}
+    assert not [name for name, text in first.items() if not text.startswith("*For ")]
+    assert len(pages) > 50
+
+
+def test_every_methods_page_says_when_to_use_it_and_what_it_needs_and_costs() -> None:
+    words = ("When to use it", "What it needs", "What it costs against FedAvg")
+    for page in sorted((ROOT / "docs" / "methods").glob("*.md")):
+        if page.name != "README.md":
+            listed_first = page.read_text(encoding="utf-8").split("\n\n")[2]
+            assert re.findall(r"^- \*\*(.*?):\*\*", listed_first, re.MULTILINE) == list(words), page.name
+
+
 def test_every_section_that_is_linked_is_there() -> None:
     missing, checked = [], 0
     for name in listed():
