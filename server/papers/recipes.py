@@ -24,7 +24,9 @@ def recipes(tables: Iterable[str] | None = None) -> dict[str, str]:
     """
     names = [*(_files(FOLDER) if tables is None else tables)]
     found = {
-        f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds{SEEN * row.seen}"
+        f"{name}/{row.name}": (
+            f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds{SEEN * row.seen}"
+        )
         for name in names
         if name != DEMO.stem
         for table in [load_reproduction(name)]
