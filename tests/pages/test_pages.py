@@ -65,8 +65,9 @@ def anchors(page: Path) -> set[str]:
 
 
 def test_the_first_line_of_every_page_says_for_whom_it_is() -> None:
-    """But the home page, what tables of papers are made of, and two pages that say it in their own way."""
-    others = {"README.md", "docs/results.md", "docs/selection.md", "benchmarks/README.md"}
+    """But what a repository has by custom, and three pages that say it in their own way."""
+    others = {"README.md", "CHANGELOG.md", "SECURITY.md"}
+    others |= {"docs/results.md", "docs/selection.md", "benchmarks/README.md"}
     pages = [name for name in listed() if name.endswith(".md") and name not in others]
     first = {name: (ROOT / name).read_text(encoding="utf-8").split("\n\n")[1] for name in pages}
     assert not [name for name, text in first.items() if not text.startswith("*For ")]
