@@ -31,6 +31,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     parts["Reference"].insert(3, {"Methods": ["methods/README.md", *(f"methods/{name}" for name in pages)]})
     papers = sorted(path.name for path in (ROOT / "docs" / "results").glob("*.md"))
     parts["Explanation"].insert(1, {"Paper by paper": [f"results/{name}" for name in papers]})
+    notes = sorted(path.name for path in (ROOT / "docs" / "notes").glob("*.md"))
+    parts["Explanation"].insert(2, {"Notes": [f"notes/{name}" for name in notes]})
     parts["Start"].append({"Examples": list(map(_name, sorted(ROOT.glob("examples/*/README.md"))))})
     return config
 
@@ -54,7 +56,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Formulas as MathML, but in code."""
+    """Formulas as MathML, but in code; on a method's page its settings, too."""
+    if page.file.src_uri.startswith("methods/") and "\n## Hyper-parameters\n" in markdown:
+        before, heading, after = markdown.partition("\n## Hyper-parameters\n")
+        said, end, rest = after.partition("\n## ")
+        markdown = before + heading + said + _settings(PurePosixPath(page.file.src_uri).name) + end + rest
     parts = CODE.split(markdown)
     parts[::2] = [FORMULA.sub(_formula, part) for part in parts[::2]]
     return "".join(parts)
@@ -65,6 +71,24 @@ def _formula(found: re.Match[str]) -> str:
     text = re.sub(r"\\tag\{([^}]*)\}", r"\\qquad (\1)", " ".join((block or inline).split()))
     made = convert(unescape(text), display="block" if block else "inline")
     return f"\n\n{made}\n\n" if block else made
+
+
+def _settings(page: str) -> str:
+    """Tables of the hyper-parameters of the methods that have a page, as `perennial show method` has them."""
+    from perennial.common.methods import METHODS
+    from perennial.server.cli.show import fields_of, limits
+
+    index = (ROOT / "docs" / "methods" / "README.md").read_text(encoding="utf-8")
+    names = re.findall(rf"\]\({re.escape(page)}\) `([\w-]+)` \|", index)
+    text = ""
+    for name in names:
+        text += f"\n**`{name}`**\n\n| setting | default | what | more |\n|---|---|---|---|\n"
+        code = getattr(METHODS[name], "CODE", {})
+        for key, facts in fields_of(METHODS[name]).items():
+            default = f"{facts.get('default', '')}" + (f"; with `preset=code` {code[key]}" if key in code else "")
+            more = "; ".join(f"{own}: {value}" for own, value in limits(facts).items())
+            text += f"| `{key}` | {_cell(default)} | {_cell(facts.get('description', ''))} | {_cell(more)} |\n"
+    return text + "\n"
 
 
 def _name(path: Path) -> str:
@@ -100,7 +124,7 @@ def _commands() -> Iterator[str]:
     from perennial.server.cli.main import app
 
     yield "# The command line\n\n"
-    yield "This page is for you if you look for a command's options. `perennial COMMAND --help` says the same.\n\n"
+    yield "*For people who look for a command's options. `perennial COMMAND --help` says the same.*\n\n"
     root = get_command(app)
 
     def told(command: click.Command, name: str, above: click.Context | None) -> Iterator[str]:
@@ -143,7 +167,7 @@ def _interface() -> Iterator[str]:
     import perennial
 
     yield "# The Python interface\n\n"
-    yield "This page is for you if you look for an argument. [From Python](../python.md) shows the use.\n\n"
+    yield "*For people who look for an argument. [From Python](../python.md) shows the use.*\n\n"
     for room, names in perennial.ROOMS.items():
         for name in names:
             yield f"::: perennial.{room}.{name}\n\n"

@@ -163,9 +163,11 @@ COUNTS = (
 
 
 def _show_method(method: type[Method], as_json: bool) -> None:
+    from perennial.common.methods.base import PresetTraining
     from perennial.common.presets import TUNED, presets
 
-    fields, name = _fields(method), method.model_fields["name"].default
+    fields, name = fields_of(method), method.model_fields["name"].default
+    code = dict(method.CODE) if issubclass(method, PresetTraining) else {}
     tuned = [preset for (own, _), preset in presets().items() if own == name]
     if as_json:
         facts: dict[str, Any] = {"title": method.title, "summary": method.summary, "source": method.source}
@@ -173,7 +175,9 @@ def _show_method(method: type[Method], as_json: bool) -> None:
         facts |= {"sends of what it keeps": method.leaving(), "sends with references": COUNTS}
         facts[TUNED] = [{**preset.model_dump(mode="json"), "command": preset.command} for preset in tuned]
         facts |= {"training": _training(method), "refuses": dict(method.refuses)}
-        out.print_json(data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields})
+        out.print_json(
+            data={**facts, "evaluates": method.evaluates, "hyper-parameters": fields, "preset=code": code}
+        )
         return
     out.print(Text.assemble((method.title, "bold"), f": {method.summary}\n{method.source}"))
     why = f", since {method.tasks_because}; for others, such as {method.nearest}" if method.tasks_because else ""
@@ -182,6 +186,8 @@ def _show_method(method: type[Method], as_json: bool) -> None:
     out.print(f"With references (docs/selection.md) it also sends, at each evaluation, {COUNTS}.")
     out.print("Under secure aggregation only sums of these counts over clients are seen.\n")
     out.print(_field_table(fields))
+    if code:
+        out.print(f"\nWith preset=code instead: {', '.join(f'{key}={value}' for key, value in code.items())}")
     if shared := _training(method):
         out.print("\nOf the run, and the same for all methods that take them (docs/training.md):\n")
         out.print(_field_table(shared))
@@ -208,12 +214,12 @@ def _training(method: type[Method]) -> dict[str, dict[str, Any]]:
     from perennial.common.training import Training
 
     found: dict[str, dict[str, Any]] = {}
-    for name, facts in _fields(Training).items():
+    for name, facts in fields_of(Training).items():
         table = Training.model_fields[name].annotation
         if name in method.refuses:
             continue
         if isinstance(table, type) and issubclass(table, BaseModel):
-            found |= {f"{name}.{key}": own for key, own in _fields(table, but="").items()}
+            found |= {f"{name}.{key}": own for key, own in fields_of(table, but="").items()}
         else:
             found[name] = facts
     return found
@@ -239,7 +245,7 @@ def _show_scenario(scenario: Scenario, as_json: bool) -> None:
         "participation": scenario.participation,
         "model": scenario.model,
     }
-    values, every = scenario.model_dump(mode="json"), _fields(type(scenario))
+    values, every = scenario.model_dump(mode="json"), fields_of(type(scenario))
     fields = {name: {**field, "default": values[name]} for name, field in every.items() if name in values}
     _print_facts(facts, fields, as_json)
 
@@ -283,7 +289,7 @@ def _show_model(name: str, scenario: str | None, settings: list[str], as_json: b
         facts["BatchNorm"] = f"statistics {doing} in training"
     if pretrained and pretrained.weights:
         facts["weights"] = pretrained.weights + (f", SHA-256 {pretrained.digest}" if pretrained.digest else "")
-    fields, own = _fields(type(model)), {"description": f"argument of {model.name}"}
+    fields, own = fields_of(type(model)), {"description": f"argument of {model.name}"}
     fields |= {key: {**fields.get(key, own), "default": value} for key, value in values.items() if key != "name"}
     _print_facts(facts, fields, as_json)
 
@@ -308,7 +314,7 @@ def _scenario_line(scenario: Scenario) -> str:
     return f"{scenario.title}{removed} ({size})"
 
 
-def _fields(settings: type[BaseModel], but: str = "name") -> dict[str, dict[str, Any]]:
+def fields_of(settings: type[BaseModel], but: str = "name") -> dict[str, dict[str, Any]]:
     """Every field but the name, as plain data: default, bounds, text, symbol, source, search range."""
     properties = settings.model_json_schema()["properties"]
     hidden = ("title", "type", "anyOf", "items", "prefixItems")
@@ -320,18 +326,23 @@ def _fields(settings: type[BaseModel], but: str = "name") -> dict[str, dict[str,
 
 
 def _field_table(fields: dict[str, dict[str, Any]]) -> Table:
-    from perennial.common.utils.knobs import Search
-
     table = Table("setting", "default", "what it is")
     for name, facts in fields.items():
-        signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
-        bounds = " ".join(f"{sign}{facts[key]:g}" for key, sign in signs.items() if key in facts)
-        more = {
-            "symbol": facts.get("symbol"),
-            "bounds": bounds or " | ".join(map(str, facts.get("enum", ()))),
-            "search": str(Search(**facts["search"])) if "search" in facts else "",
-            "source": facts.get("source"),
-        }
-        lines = [facts.get("description", ""), *(f"{key}: {value}" for key, value in more.items() if value)]
+        lines = [facts.get("description", ""), *(f"{key}: {value}" for key, value in limits(facts).items())]
         table.add_row(name, str(facts.get("default", "")), "\n".join(lines), end_section=True)
     return table
+
+
+def limits(facts: dict[str, Any]) -> dict[str, str]:
+    """Of a setting, in words: symbol, bounds, search range and source, as far as there are such."""
+    from perennial.common.utils.knobs import Search
+
+    signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
+    bounds = " ".join(f"{sign}{facts[key]:g}" for key, sign in signs.items() if key in facts)
+    found = {
+        "symbol": facts.get("symbol"),
+        "bounds": bounds or " | ".join(map(str, facts.get("enum", ()))),
+        "search": str(Search(**facts["search"])) if "search" in facts else "",
+        "source": facts.get("source"),
+    }
+    return {key: value for key, value in found.items() if value}

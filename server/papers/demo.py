@@ -74,6 +74,8 @@ class Claim(Part):
     """Methods that the figure also shows, at their defaults."""
     found: str
     """How the settings were found."""
+    seen: bool = False
+    """Whether that was, all or in part, while looking at test data."""
 
     @model_validator(mode="after")
     def _fits(self) -> "Claim":

@@ -14,6 +14,8 @@ from perennial.server.papers.demo import load_claims
 from perennial.server.papers.reproduce import DEMO, FOLDER, load_reproduction, reproductions, row_name
 from perennial.server.study.compare import entry_config, with_baselines
 
+SEEN = "; settings seen on test data"
+
 
 def recipes(tables: Iterable[str] | None = None) -> dict[str, str]:
     """Every recipe as `TABLE/ROW`, with a line about it; of these `tables` alone where they are given.
@@ -22,7 +24,9 @@ def recipes(tables: Iterable[str] | None = None) -> dict[str, str]:
     """
     names = [*(_files(FOLDER) if tables is None else tables)]
     found = {
-        f"{name}/{row.name}": f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds"
+        f"{name}/{row.name}": (
+            f"{row.title}: {row.method} on {table.scenario}, {table.rounds} rounds{SEEN * row.seen}"
+        )
         for name in names
         if name != DEMO.stem
         for table in [load_reproduction(name)]
@@ -30,7 +34,7 @@ def recipes(tables: Iterable[str] | None = None) -> dict[str, str]:
         if row.implemented
     }
     for claim in load_claims(FOLDER / DEMO.name) if DEMO.stem in names else ():
-        about = f"{claim.method.title} of the demo: on {claim.scenario}, {claim.rounds} rounds"
+        about = f"{claim.method.title} of the demo: on {claim.scenario}, {claim.rounds} rounds{SEEN * claim.seen}"
         found[f"{DEMO.stem}/{claim.method.name}"] = about
     return found
 
@@ -51,7 +55,7 @@ def recipe_config(
         if not wanted:
             raise UserError(_which(name, [own.method.name for own in load_claims(files[name])]))
         (claim,) = load_claims(files[name], [wanted.casefold()], "--recipe demo")
-        return claim.config(claim.method, options, settings), ""
+        return claim.config(claim.method, options, settings), _caution(recipe, claim.seen, files[name])
     table = load_reproduction(name, folder)
     rows = {row.name.casefold(): row for row in table.rows if row.implemented}
     names = [row.name for row in rows.values()]
@@ -67,7 +71,15 @@ def recipe_config(
         f"perennial reproduce {name} searches for hyper-parameters ({plan.trials} trials); this run has those "
         "that the search starts from"
     )
-    return entry_config(plan, entry, entries, options, settings), searched if plan.trials > 1 else ""
+    cautions = [searched if plan.trials > 1 else "", _caution(recipe, row.seen, files[name])]
+    return entry_config(plan, entry, entries, options, settings), "; ".join(filter(None, cautions))
+
+
+def _caution(recipe: str, seen: bool, file: Path) -> str:
+    if not seen:
+        return ""
+    why = f"were chosen while looking at test data, so its numbers may be too good ({file.name})"
+    return f"settings of {recipe} {why}"
 
 
 def _which(name: str, rows: Iterable[str]) -> str:

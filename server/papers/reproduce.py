@@ -99,6 +99,8 @@ class PaperRow(Part):
     """Settings of this row's model in place of the scenario's."""
     remark: str = ""
     """What has to be known of this row."""
+    seen: bool = False
+    """Whether its settings were chosen, all or some, while looking at test data."""
     comparable: bool = True
     """Whether the paper's number and ours are of the same objective and data; if not, `remark` says why."""
 

@@ -72,6 +72,25 @@ def test_a_recipe_is_the_row_as_it_is_written(tmp_path: Path) -> None:
     assert (own["method"]["proximity"], own["model"]["hidden"]) == (0.5, (8,))
 
 
+def test_a_recipe_whose_settings_were_seen_on_test_data_says_so(tmp_path: Path) -> None:
+    (tmp_path / "t.toml").write_text(ROWS.replace("[[rows]]", "[[rows]]\nseen = true", 1) + SECOND)
+    recipe, why = (
+        "t/ditto-λ-3-twice",
+        "were chosen while looking at test data, so its numbers may be too good (t.toml)",
+    )
+    assert recipe_config(recipe, {}, [], tmp_path)[1] == f"settings of {recipe} {why}"
+    assert recipe_config("t/ditto", {}, [], tmp_path)[1] == ""
+    assert recipes(["cmnist-8"])["cmnist-8/FedSDR"].endswith("; settings seen on test data")
+    assert "seen" not in recipes(["cmnist-8"])["cmnist-8/FedAvg"]
+
+
+def test_every_row_that_says_that_its_settings_were_chosen_on_test_data_is_marked() -> None:
+    tables = map(reproduce.load_reproduction, reproduce.reproductions())
+    said = [row for table in tables for row in table.rows if "chosen on test environments" in row.remark]
+    assert len(said) == 10
+    assert all(row.seen for row in said)
+
+
 def test_the_command_line_is_stronger(tmp_path: Path) -> None:
     (tmp_path / "t.toml").write_text(ROWS + SECOND)
     options = {"rounds": 7, "seed": 3, "data_root": "there", "device": None}
@@ -121,7 +140,9 @@ def test_the_claims_of_the_demo_are_recipes() -> None:
     for claim in claims:
         config, caution = recipe_config(f"demo/{claim.method.name}", {"seed": 2}, ["quorum=0.75"])
         assert config == claim.config(claim.method, {"seed": 2}).model_copy(update={"quorum": 0.75})
-        assert caution == ""
+        assert ("test data" in caution) == claim.seen == ("test environments" in claim.found)
+    assert any(claim.seen for claim in claims)
+    assert not all(claim.seen for claim in claims)
     for recipe, words in (("demo", "demo/fedsdr"), ("demo/fedsrd", "did you mean 'fedsdr'")):
         with pytest.raises(UserError, match=words):
             recipe_config(recipe, {}, [])
