@@ -15,7 +15,9 @@ def test_every_test_that_is_named_is_there() -> None:
 
 
 def test_every_promise_names_a_test() -> None:
-    tables = re.findall(r"\| .*cannot \| test \|\n\|---\|---\|\n((?:\|.*\n)+)", PAGE)
-    assert len(tables) == 6
-    for row in "".join(tables).splitlines():
-        assert "::test_" in row or "the same" in row or "not tested here" in row, row
+    lists = re.findall(r"cannot\*\*\n\n((?:- .*\n(?:  .*\n)+)+)", PAGE)
+    assert len(lists) == 6
+    promises = re.findall(r"^- (.*\n(?:  .*\n)+)", "".join(lists), re.MULTILINE)
+    assert len(promises) > 30
+    for promise in promises:
+        assert re.search(r"::test_|the same test|not tested here", promise), promise
