@@ -272,6 +272,13 @@ def test_show_method_tells_default_symbol_bounds_and_search() -> None:
     assert facts["hyper-parameters"]["proximity"]["symbol"] == "λ"
 
 
+def test_show_method_tells_what_the_authors_code_has_instead() -> None:
+    code = json.loads(call("show", "method", "irm-l2", "--json").stdout)["preset=code"]
+    assert (code["optimizer"], code["local_steps"]) == ("adam", 5)
+    assert "With preset=code instead: optimizer=adam" in call("show", "method", "irm-l2").stdout
+    assert "preset=code" not in call("show", "method", "fedavg").stdout
+
+
 def test_show_scenario(here: Path) -> None:
     facts = json.loads(call("show", "scenario", "cmnist-80-oracle", "--json").stdout)
     assert facts["clients"] == 80
