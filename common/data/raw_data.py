@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
+"""PIL's names of the kinds of pictures that come from elsewhere; width times height, together."""
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 VLCS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
 OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
@@ -65,7 +68,7 @@ def opened(file: Path | BinaryIO, formats: tuple[str, ...] | None = None) -> Ite
     except MemoryError:
         raise
     except Exception as error:  # PIL's readers check little: of a damaged TIFF there are TypeErrors and others
-        raise ValueError(str(error)) from None
+        raise ValueError(re.sub(r" <.*>", "", str(error))) from None  # PIL names a buffer by its address
 
 
 def eight_bits(found: Image, mode: str) -> Image:

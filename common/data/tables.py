@@ -174,6 +174,22 @@ def text_column(table: pa.Table, name: str, file: str) -> list[str]:
     return _whole(_as_text(_full(table, name, file, NO_NAME), name, file))
 
 
+def picture_cells(table: pa.Table, name: str, file: str) -> list[str | bytes]:
+    """A column (n,) of pictures: paths, or the bytes of files, also as Hugging Face's tables have them.
+
+    Raises `UserError` naming the first row that is empty, or for a column of neither.
+    """
+    column = table[name]
+    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+        column = pc.struct_field(column, "bytes")
+    column = _full(table.set_column(table.column_names.index(name), name, column), name, file, NO_NAME)
+    kind = _cell_type(column)
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_string(kind)):
+        raise UserError(f"{file}: column {name!r} has neither paths of pictures nor their bytes")
+    cells: list[str | bytes] = column.to_pylist()
+    return cells
+
+
 def has_truth_values(table: pa.Table, name: str) -> bool:
     """Whether a column is of truth values, which a CSV file has as names."""
     return bool(pa.types.is_boolean(_cell_type(table[name])))
