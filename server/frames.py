@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perennial.common.data.columns import LEAST
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
 from perennial.common.data.site_files import LABEL
+from perennial.common.data.texts import LONGEST_TEXT
 from perennial.common.survey import Rule
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
@@ -115,6 +116,10 @@ def from_frames(
         raise UserError(f"clients: {strange[0]!r} is no name of a site; take {SITE_TEXT}")
     if text and image:
         raise UserError(f"image: {image!r} is not possible beside text; a text is all of a sample")
+    if tokenizer is not None and not text:
+        raise UserError("tokenizer: it is for texts; say their column with text")
+    if not 1 <= length <= LONGEST_TEXT:
+        raise UserError(f"length: {length} is not possible; take 1 to {LONGEST_TEXT} tokens of a text")
     if image:
         tables = {name: with_bytes(name, table, image) for name, table in tables.items()}
     of_all: Mapping[str, Rule] = {"": impute} if isinstance(impute, str) else impute or {}

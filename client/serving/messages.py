@@ -157,7 +157,7 @@ def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -
         texts = _texts(request, 0, max_batch, longest=MOST_TEXT)
         return scenario.ids([text.decode(errors="replace") for text in texts])
     if not (most := vocabulary_of(input_shape)):
-        return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+        return torch.from_numpy(_numbers(request, 0, tuple(input_shape), max_batch))
     ids = _numbers(request, 0, tuple(input_shape), max_batch, datatype="INT64")
     if ids.min() < (PAD if padded(input_shape) else 0) or ids.max() >= most:
         invalid(f"input {INPUT!r} has ids of tokens that are not from 0 to {most - 1}")

@@ -106,7 +106,7 @@ class Found:
         from perennial.common.data.tables import text_column
 
         if not self.columns or column not in self.columns:
-            raise UserError(f"{self.name} has no column {column!r} of texts, which the server announces")
+            raise UserError(f"{self.name} has no column {column!r} of texts")
         return text_column(self.x, column, self.name)
 
     def picture_cells(self, column: str) -> list[Path | bytes]:
@@ -117,7 +117,7 @@ class Found:
         from perennial.common.data.tables import picture_cells
 
         if not self.columns or column not in self.columns:
-            raise UserError(f"{self.name} has no column {column!r} of pictures, which the server announces")
+            raise UserError(f"{self.name} has no column {column!r} of pictures")
         found: list[Path | bytes] = []
         for row, cell in enumerate(picture_cells(self.x, column, self.name), start=1):
             if isinstance(cell, bytes):

@@ -14,6 +14,7 @@ from perennial.client.node.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.dialect import Dialect
 from perennial.common.data.site_files import LABEL
+from perennial.common.data.texts import LONGEST_TEXT
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
@@ -246,7 +247,9 @@ def describe_data(
     tokenizer: Path | None = typer.Option(
         None, metavar="FILE", help=r"Of Hugging Face's tokenizers, for the texts.  \[default: hashes of words]"
     ),
-    length: int = typer.Option(64, min=1, max=100_000, help="Tokens of a text that count, from its beginning."),
+    length: int = typer.Option(
+        64, min=1, max=LONGEST_TEXT, help="Tokens of a text that count, from its beginning."
+    ),
     image_column: str = typer.Option(
         "",
         metavar="COLUMN",
@@ -261,6 +264,8 @@ def describe_data(
 
     if text_column and image_column:
         raise UserError("--image-column is not possible with --text-column; a text is all of a sample")
+    if tokenizer and not text_column:
+        raise UserError("--tokenizer is for texts; say their column with --text-column")
     dialect, question, preparation = tables.dialect(), options.question(), options.preparation()
     with counting(f"reading {path}"):
         if text_column:

@@ -157,7 +157,7 @@ def write_onnx(found: FoundModel, file: Path) -> str:
     if image_column(found.scenario):
         raise UserError(
             "--format onnx is not possible for rows with a picture beside other columns; perennial serve answers "
-            "such rows, and --format safetensors writes the tensors"
+            "such rows, and --format torch writes the tensors"
         )
     model = _whole(found)
     onnx.checker.check_model(model)

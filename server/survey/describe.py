@@ -148,7 +148,7 @@ def describe_texts(
         raise UserError(f"--task {asked.target} is not possible with --text-column; texts have classes")
     for name in ("impute", "categories"):
         if getattr(asked, name):
-            raise UserError(f"{OF_TABLES[name]} is not possible with --text-column; a text is all of a sample")
+            raise UserError(f"leave out {OF_TABLES[name]}; with --text-column, a text is all of a sample")
     files = _of(_files(path)[0], sites) if path.is_dir() else [path]
     if files[0].suffix.lower() not in TABLES:
         raise UserError(f"--text-column is for tables, and {files[0].name} is none; leave it out")
@@ -190,15 +190,17 @@ def describe_pictures(
     files = _of(_files(path)[0], sites) if path.is_dir() else [path]
     if files[0].suffix.lower() not in TABLES:
         raise UserError(f"--image-column is for tables, and {files[0].name} is none; leave it out")
+    tables = list[Found]()
+    for file in files:
+        with suppress(UserError):  # describe says it
+            tables.append(_load(file, dialect, asked))
+    shape = _picture_shape(
+        (f"{own.name}: row {row}, column {column!r}: the picture", cell)
+        for own in tables
+        for row, cell in enumerate(own.picture_cells(column), start=1)
+    )
     beside = asked.model_copy(update={"drop": tuple(sorted({*asked.drop, column}))})
     told = describe(path, sites, beside, dialect=dialect, **preparation)
-    tables = [_load(file, dialect, asked) for file in files if file.stem not in told.left_out]
-    of_rows = [
-        (f"of {own.name}, row", number + 1, cell)
-        for own in tables
-        for number, cell in enumerate(own.picture_cells(column))
-    ]
-    shape = _picture_shape((f"{where} {row}", cell) for where, row, cell in of_rows)
     pixels = torch.cat([own.pictures(column, shape) for own in tables])
     scenario = told.scenario.model_dump(exclude={"clients"}) | {
         "image_column": column,
@@ -282,7 +284,7 @@ def _shape(found: Found) -> tuple[int, ...]:
     """A sample's."""
     if not found.of_pictures:
         return tuple(np.asarray(found.x).shape[1:])
-    return _picture_shape((str(path), path) for path in found.x)
+    return _picture_shape((f"picture {path}", path) for path in found.x)
 
 
 def _picture_shape(pictures: Iterable[tuple[str, Path | bytes]]) -> tuple[int, int, int]:
@@ -297,7 +299,7 @@ def _picture_shape(pictures: Iterable[tuple[str, Path | bytes]]) -> tuple[int, i
                 sizes[picture.size] += 1
                 modes.add(picture.mode)
         except ValueError as error:
-            raise UserError(f"picture {name} cannot be read ({error})") from None
+            raise UserError(f"{name} cannot be read ({error})") from None
     width, height = max(sizes, key=lambda size: (sizes[size], size))
     smaller = min(1.0, LONGEST / max(width, height))
     return 1 if modes <= {"1", "L"} else 3, max(1, round(height * smaller)), max(1, round(width * smaller))

@@ -303,17 +303,18 @@ class OwnData(Sites):
             raise ValueError("tokenizer: it needs text_column and tokenizer_digest, which describe writes")
         return self
 
-    @field_validator("image_shape")
-    @classmethod
-    def _check_images(cls, shape: tuple[int, ...], info: ValidationInfo) -> tuple[int, ...]:
-        named = info.data.get("image_column")
-        if named and (len(shape) != 3 or shape[0] not in (1, 3)):
-            raise ValueError("with image_column it is channels (1 or 3), height and width, such as [3, 64, 64]")
-        if named and not all(isinstance(name, str) for name in info.data.get("inputs", ())):
-            raise ValueError("with image_column, inputs are names of the table's other columns")
-        if shape and not named:
-            raise ValueError("it is for pictures of image_column; name that, too, or leave it out")
-        return shape
+    @model_validator(mode="after")
+    def _check_pictures(self) -> Self:
+        shape = self.image_shape
+        if self.image_column and (len(shape) != 3 or shape[0] not in (1, 3)):
+            raise ValueError(
+                "image_shape: with image_column it is channels (1 or 3), height and width, such as [3, 64, 64]"
+            )
+        if self.image_column and not self.column_names:
+            raise ValueError("image_column: with it, inputs are names of the table's other columns")
+        if shape and not self.image_column:
+            raise ValueError("image_shape: it is for pictures of image_column; name that, too, or leave it out")
+        return self
 
     @field_validator("own_columns")
     @classmethod
