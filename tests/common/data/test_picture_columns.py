@@ -238,6 +238,11 @@ def test_what_does_not_go_with_a_column_of_pictures(tmp_path: Path) -> None:
     )
     assert both.exit_code == 2
     assert "--image-column is not possible with --text-column" in " ".join(both.output.split())
+    unsaid = CliRunner().invoke(app, ["describe", str(tmp_path / "tables")])
+    assert unsaid.exit_code == 2
+    assert "neither text nor numbers; bytes of pictures are for describe with --image-column" in " ".join(
+        unsaid.output.split()
+    )
     no_table = CliRunner().invoke(app, ["describe", str(Path(__file__)), "--image-column", "scan"])
     assert no_table.exit_code == 2
     assert "--image-column is for tables, and test_picture_columns.py is none" in " ".join(no_table.output.split())
