@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from perennial.common.data.columns import LEAST
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
 from perennial.common.data.site_files import LABEL
+from perennial.common.data.texts import LONGEST_TEXT
 from perennial.common.survey import Rule
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError
@@ -33,6 +34,8 @@ ARGUMENTS = {
     "category": "categories",
     "at-least": "at_least",
     "class-weights": "class_weights",
+    "text-column": "text",
+    "image-column": "image",
 }
 """Names of these options as arguments, where they differ."""
 
@@ -81,6 +84,10 @@ def from_frames(
     at_least: int = LEAST,
     test_fraction: float = 0.2,
     validation_fraction: float = 0.1,
+    text: str = "",
+    length: int = 64,
+    tokenizer: Path | str | None = None,
+    image: str = "",
 ) -> InFrames:
     """A scenario of data frames, `{"site-a": frame, …}`, of pandas or of anything that PyArrow makes a table of.
 
@@ -90,7 +97,9 @@ def from_frames(
     "median", "mean" or "most-frequent", of all columns or by column. `categories`: those whose numbers are names;
     `drop`: those that nobody uses. `class_weights`: "balanced": rare classes count more. `per_site`: each site's
     numbers are scaled by its own mean and deviation. `at_least`: classes and categories of fewer rows of a site
-    count as unknown. `test_fraction` and `validation_fraction`: parts of each site's rows.
+    count as unknown. `test_fraction` and `validation_fraction`: parts of each site's rows. `text`: a column of
+    texts, which are all of a sample; their first `length` tokens count, by a `tokenizer` file or by hashing words.
+    `image`: a column of pictures beside the others, as bytes or paths of files.
 
     Warns of what should be looked at. Raises `UserError` with one sentence for frames that do not fit together.
     """
@@ -98,13 +107,21 @@ def from_frames(
     from pydantic import ValidationError
 
     from perennial.common.utils.suggestions import sentence
-    from perennial.server.survey.describe import describe, question
+    from perennial.server.survey.describe import describe, describe_pictures, describe_texts, question
 
     if not isinstance(clients, Mapping) or not clients:
         raise UserError('clients must be a dict of frames by site, such as {"site-a": frame}')
     tables = {str(name): frame_table(str(name), clients[name]) for name in sorted(clients, key=str)}
     if strange := [name for name in tables if not SITE.fullmatch(name)]:
         raise UserError(f"clients: {strange[0]!r} is no name of a site; take {SITE_TEXT}")
+    if text and image:
+        raise UserError(f"image: {image!r} is not possible beside text; a text is all of a sample")
+    if tokenizer is not None and not text:
+        raise UserError("tokenizer: it is for texts; say their column with text")
+    if not 1 <= length <= LONGEST_TEXT:
+        raise UserError(f"length: {length} is not possible; take 1 to {LONGEST_TEXT} tokens of a text")
+    if image:
+        tables = {name: with_bytes(name, table, image) for name, table in tables.items()}
     of_all: Mapping[str, Rule] = {"": impute} if isinstance(impute, str) else impute or {}
     if class_weights not in (None, "balanced"):
         raise UserError(f"class_weights: {class_weights!r:.100} is not possible; leave it out, or say 'balanced'")
@@ -120,7 +137,14 @@ def from_frames(
                 environment_column=environment,
                 least=at_least,
             )
-            found = describe(Path(folder), (), asked, per_site, class_weights is not None)
+            balance = class_weights is not None
+            if text:
+                file = None if tokenizer is None else path_of(tokenizer, "tokenizer")
+                found = describe_texts(Path(folder), text, asked, length=length, tokenizer=file, balance=balance)
+            elif image:
+                found = describe_pictures(Path(folder), image, asked, per_site=per_site, balance=balance)
+            else:
+                found = describe(Path(folder), (), asked, per_site, balance)
         except UserError as error:
             raise UserError(_in_python(str(error), folder)) from None
     if found.left_out:
@@ -152,6 +176,27 @@ def frame_table(what: str, frame: Any) -> pa.Table:
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise UserError(f"{what} cannot be read ({' '.join(map(str, error.args))[:200]})") from None
     return _flat(what, table)
+
+
+def with_bytes(what: str, table: pa.Table, column: str) -> pa.Table:
+    """A table with the files of pictures in place of their paths. Raises `UserError` for one that is not there."""
+    import pyarrow as pa
+
+    from perennial.common.data.tables import picture_cells
+
+    if column not in table.column_names:
+        raise UserError(f"{what} has no column {column!r} of pictures; it has {', '.join(table.column_names)}")
+    files = []
+    for row, cell in enumerate(picture_cells(table, column, what), start=1):
+        if isinstance(cell, bytes):
+            files.append(cell)
+            continue
+        try:
+            files.append(Path(cell).read_bytes())
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise UserError(f"{what}: row {row}, column {column!r}: {cell} cannot be read ({why})") from None
+    return table.set_column(table.column_names.index(column), column, pa.array(files, pa.binary()))
 
 
 def _flat(what: str, table: pa.Table) -> pa.Table:

@@ -26,7 +26,7 @@ from perennial.client.serving import rest
 from perennial.client.serving.access import Callers
 from perennial.client.serving.inference import Inference
 from perennial.client.serving.intake import Intake
-from perennial.client.serving.messages import Refused, short, takes_pictures
+from perennial.client.serving.messages import Refused, image_column, short, takes_pictures
 from perennial.client.serving.models import NAME
 from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.scenario import Scenario
@@ -184,7 +184,7 @@ class Api:
         served, _ = self.inference.find(name, wanted)
         document = rest.metadata(self.inference.metadata(name, wanted))
         parameters = served.task.metadata
-        if columns := served.scenario.column_names:
+        if columns := (*served.scenario.column_names, *image_column(served.scenario)):
             parameters = {"columns": list(columns), **_column_kinds(served.scenario), **parameters}
         if parameters:
             document["parameters"] = parameters
@@ -270,7 +270,8 @@ def described(inference: Inference) -> dict[str, Any]:
         scenario, task, snapshot = served.scenario, served.task, served.snapshot
         headline, prediction = task.headline, task.prediction
         shape = scenario.input_shape
-        kind = "table" if scenario.column_names else "picture" if takes_pictures(shape) else "numbers"
+        rows = scenario.column_names and not image_column(scenario)  # which the page has no fields for together
+        kind = "table" if rows else "picture" if takes_pictures(shape) else "numbers"
         for name, own in entry.names().items():
             found = snapshot.results.get(f"{own}/test", {})
             models.append(

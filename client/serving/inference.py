@@ -102,7 +102,7 @@ class Inference:
                 (8 if vocabulary_of(scenario.input_shape) else 4)
                 * self.limits.max_batch
                 * prod(scenario.input_shape),
-                PICTURES * messages.takes_pictures(scenario.input_shape),
+                PICTURES * messages.has_pictures(scenario),
             )
             + (128 + self.limits.max_batch * messages.LONGEST_TEXT * bool(scenario.cells))
             * len(scenario.column_names)
@@ -116,7 +116,7 @@ class Inference:
         columns = max([len(scenario.column_names) for scenario in scenarios], default=0)
         inputs = [
             sum(isinstance(column, CategoryColumn) for column in scenario.cells.values())
-            or messages.takes_pictures(scenario.input_shape)
+            + messages.has_pictures(scenario)
             for scenario in scenarios
         ]
         return messages.MOST_FIELDS + 2 * columns, self.limits.max_batch * max(inputs, default=0)

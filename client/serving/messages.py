@@ -1,6 +1,5 @@
 """What the protocol's messages hold: checked, as tensors, and back."""
 
-import re
 import struct
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from torch import Tensor
 from perennial.client.serving import inference_pb2 as pb
 from perennial.common.data.columns import AnyColumn, CategoryColumn
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw_data import opened, resized
+from perennial.common.data.raw_data import FORMATS, MOST_PIXELS, opened, resized
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios.own_data import OwnData
 from perennial.common.tasks import PredictionTask
@@ -37,8 +36,6 @@ LONGEST_TEXT = 256
 """Bytes of a cell with a name."""
 PIECE = 2**16
 """Values that become an array at once, without a moment for other callers."""
-FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
-"""Of a request's pictures: PIL's names of their kinds, as of a site's own data; width times height, together."""
 LONGEST_NAME, MOST_SHOWN = 64, 8
 """What a sentence quotes of a request: letters of a name, items of a list."""
 MOST_TEXT = 2**20
@@ -134,29 +131,33 @@ def parsed(data: bytes, parse: Callable[[bytes], T]) -> T:
 def samples(request: pb.ModelInferRequest, scenario: Scenario, max_batch: int) -> Tensor:
     """The samples (n, *input_shape) of a request. Raises `Refused` with a sentence for what is wrong with them.
 
-    They are one tensor of numbers; or of a table the cells of each column; or files of pictures, where a sample is
-    (channels, height, width) with one channel or three.
+    They are one tensor of numbers; or of a table the cells of each column, among them files of pictures; or such
+    files, where a sample is (channels, height, width) with one channel or three.
     """
-    input_shape, columns = scenario.input_shape, scenario.column_names
+    input_shape, columns, image = scenario.input_shape, scenario.column_names, image_column(scenario)
     names = [tensor.name for tensor in request.inputs]
-    if columns and sorted(names) == sorted(columns):
+    if columns and sorted(names) == sorted([*columns, *image]):
         parts = [_cells(request, names.index(name), scenario.cells.get(name), max_batch) for name in columns]
+        for name, shape in image.items():
+            pictures = _pictures(request, names.index(name), shape, max_batch)
+            parts.insert(0, pictures.flatten(1).numpy())
         if len(lengths := {len(part) for part in parts}) > 1:
             invalid(f"the columns have {min(lengths)} to {max(lengths)} rows, but all must have as many")
         return torch.from_numpy(np.concatenate(parts, axis=1))
     if names != [INPUT]:
+        columns = (*columns, *image)
         if not set(columns).isdisjoint(names):
             invalid(_misfit(names, columns))
         or_columns = f", or one for each column: {few(columns)}" if columns else ""
         given = few([short(name) for name in names])
         invalid(f"the inputs are {given}, but the model has one, {INPUT!r}{or_columns}")
     if request.inputs[0].datatype == "BYTES" and takes_pictures(input_shape):
-        return _pictures(request, input_shape, max_batch)
+        return _pictures(request, 0, input_shape, max_batch)
     if isinstance(scenario, OwnData) and scenario.text_column and request.inputs[0].datatype == "BYTES":
         texts = _texts(request, 0, max_batch, longest=MOST_TEXT)
         return scenario.ids([text.decode(errors="replace") for text in texts])
     if not (most := vocabulary_of(input_shape)):
-        return torch.from_numpy(_numbers(request, 0, input_shape, max_batch))
+        return torch.from_numpy(_numbers(request, 0, tuple(input_shape), max_batch))
     ids = _numbers(request, 0, tuple(input_shape), max_batch, datatype="INT64")
     if ids.min() < (PAD if padded(input_shape) else 0) or ids.max() >= most:
         invalid(f"input {INPUT!r} has ids of tokens that are not from 0 to {most - 1}")
@@ -175,6 +176,17 @@ def _misfit(names: Sequence[str], columns: Sequence[str]) -> str:
 def datatype_of(scenario: Scenario) -> str:
     """Of the input of samples."""
     return "INT64" if vocabulary_of(scenario.input_shape) else "FP32"
+
+
+def image_column(scenario: Scenario) -> dict[str, tuple[int, ...]]:
+    """Of a table with a column of pictures its name, and the shape that each becomes."""
+    found = isinstance(scenario, OwnData) and scenario.image_column
+    return {scenario.image_column: scenario.image_shape} if found else {}  # type: ignore[attr-defined]
+
+
+def has_pictures(scenario: Scenario) -> bool:
+    """Whether a request for it may have files of pictures."""
+    return takes_pictures(scenario.input_shape) or bool(image_column(scenario))
 
 
 def takes_pictures(input_shape: tuple[int, ...]) -> bool:
@@ -252,9 +264,9 @@ def _numbers(
     return values.reshape(shape)
 
 
-def _pictures(request: pb.ModelInferRequest, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
-    """Files of pictures (n,), decoded one after another as those of a site's own data."""
-    files = _texts(request, 0, max_batch, "pictures")
+def _pictures(request: pb.ModelInferRequest, place: int, input_shape: tuple[int, ...], max_batch: int) -> Tensor:
+    """An input's files of pictures (n,), decoded one after another as those of a site's own data."""
+    name, files = request.inputs[place].name, _texts(request, place, max_batch, "pictures")
     from PIL import PngImagePlugin
 
     PngImagePlugin.MAX_TEXT_MEMORY = MOST_TEXT  # PIL unpacks a PNG's packed texts as it opens it
@@ -267,11 +279,11 @@ def _pictures(request: pb.ModelInferRequest, input_shape: tuple[int, ...], max_b
                 if together <= MOST_PIXELS:  # a small file may take a second to decode
                     pixels[number] = resized(found, (channels, height, width))
         except ValueError as error:
-            why = re.sub(r" <.*>", "", str(error))  # PIL names the buffer's address
-            invalid(f"picture {number} of input {INPUT!r} cannot be read ({short(' '.join(why.split()), 200)})")
+            why = short(" ".join(str(error).split()), 200)
+            invalid(f"picture {number} of input {name!r} cannot be read ({why})")
         if together > MOST_PIXELS:
             invalid(
-                f"input {INPUT!r} has pictures of more than {MOST_PIXELS} pixels together; "
+                f"input {name!r} has pictures of more than {MOST_PIXELS} pixels together; "
                 "send fewer or smaller ones"
             )
     return unit_range(torch.from_numpy(pixels))

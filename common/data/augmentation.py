@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from perennial.common.data.picture_transforms import transformed
 from perennial.common.plugins import member
 from perennial.common.tasks.base import like
+from perennial.common.utils.samples import blank, parts_of, vocabulary_of
 from perennial.common.utils.seeding import derive
 from perennial.common.utils.suggestions import unknown
 
@@ -82,6 +83,7 @@ class Augmentation:
         name may be `MODULE:NAME` of one of the `plugins`. `mix` is a call such as `MixUp(0.2)`, for so many
         `classes`. Raises `ValueError` for what is none, or does not fit.
         """
+        self._must_be_of_numbers(named, mix, input_shape)
         self.standardised = standardised
         self._mix = _mixing(mix, input_shape, classes) if mix else None
         self._transforms: list[tuple[bool, Callable[[Tensor], Tensor]]] = []
@@ -123,6 +125,20 @@ class Augmentation:
             x = transformed(transform, x)
         return (x - mean) / std
 
+    @staticmethod
+    def _must_be_of_numbers(named: Sequence[str], mix: str, input_shape: tuple[int, ...]) -> None:
+        """Ids of tokens have no means and no noise; a plug-in's own transform may know what to do with them."""
+        if not any(map(vocabulary_of, (input_shape, *dict(parts_of(input_shape)).values()))):
+            return
+        ids = "and samples have ids of tokens"
+        if mix:
+            raise ValueError(f"mix: {mix} is for numbers, {ids}, which cannot be mixed; leave it out")
+        if ours := [text for text in named if ":" not in text.partition("(")[0]]:
+            raise ValueError(
+                f"augment: {ours[0]} is for numbers, {ids}; leave it out, or take a transform of your own "
+                "(MODULE:NAME)"
+            )
+
     def _must_fit(self, named: Sequence[str], input_shape: tuple[int, ...]) -> None:
         import torch
 
@@ -130,11 +146,11 @@ class Augmentation:
             return
         shape, names = "x".join(map(str, input_shape)), ", ".join(named)
         try:
-            found, _ = self(torch.zeros(2, *input_shape), torch.zeros(2, dtype=torch.int64), 0)
+            found, _ = self(blank(input_shape, 2), torch.zeros(2, dtype=torch.int64), 0)
         except Exception as error:
             why = " ".join(str(error).split())[:200]
             raise ValueError(f"augment: {names} cannot take samples of shape {shape}: {why}") from None
-        if found.shape[1:] != input_shape:
+        if tuple(found.shape[1:]) != tuple(input_shape):
             made = "x".join(map(str, found.shape[1:]))
             raise ValueError(
                 f"augment: {', '.join(named)} makes {made} of samples of shape {shape}; keep their shape"

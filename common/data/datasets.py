@@ -61,6 +61,8 @@ DATASETS = {
         "vlcs": "VLCS: 10,729 photos of 5 classes in 4 domains",
         "office-home": "Office-Home: 15,588 pictures of 65 classes in 4 domains",
         "camelyon17": "Camelyon17-WILDS: 455,954 patches of tissue from 5 hospitals, 2 classes (perennial[wilds])",
+        "civilcomments": "CivilComments-WILDS: 448,000 comments, toxic or not, 8 identities (perennial[wilds])",
+        "amazon": "Amazon-WILDS: reviews of 3,920 reviewers, one to five stars (perennial[wilds])",
         "eicu": "eICU-CRD: patients of 58 hospitals, 1,399 drugs, death in hospital",
         "eicu-demo": "eICU's open demo: patients of 173 hospitals, 150 diagnoses and groups",
         "eicu-synthetic": "generated: 30,760 patients of 58 hospitals, a stand-in for eICU",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
 
+FORMATS, MOST_PIXELS = ("BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"), 2**26
+"""PIL's names of the kinds of pictures that come from elsewhere; width times height, together."""
+IDENTITIES = ("male", "female", "LGBTQ", "christian", "muslim", "other_religions", "black", "white")
 PACS = ("art_painting", "cartoon", "photo", "sketch")
 VLCS = ("Caltech101", "LabelMe", "SUN09", "VOC2007")
 OFFICE_HOME = ("Art", "Clipart", "Product", "Real World")
@@ -65,7 +69,7 @@ def opened(file: Path | BinaryIO, formats: tuple[str, ...] | None = None) -> Ite
     except MemoryError:
         raise
     except Exception as error:  # PIL's readers check little: of a damaged TIFF there are TypeErrors and others
-        raise ValueError(str(error)) from None
+        raise ValueError(re.sub(r" <.*>", "", str(error))) from None  # PIL names a buffer by its address
 
 
 def eight_bits(found: Image, mode: str) -> Image:
@@ -93,7 +97,7 @@ class Raw:
     """A data set as published: its training part first, then its test part.
 
     `images`: (n, h, w), or (n, 3, h, w) where they are in colour, uint8 in 0..255 or float32 in [0, 1]; or files;
-    or a table (n, d) of 0 and 1, uint8, or of numbers, float32.
+    or a table (n, d) of 0 and 1, uint8, or of numbers, float32; or (n, 0) where the samples are `texts`.
     `labels`: (n,) int64 classes, or whole numbers; samples [0, train_size) are the training part, or all where
     there is no such split. `tags`: what else is known of each sample, by name, (n,) int64.
     """
@@ -102,6 +106,7 @@ class Raw:
     labels: Tensor
     train_size: int
     tags: Mapping[str, Tensor] = field(default_factory=dict)
+    texts: Sequence[str] = ()
 
     def __len__(self) -> int:
         return self.labels.shape[0]

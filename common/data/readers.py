@@ -21,7 +21,16 @@ import torch
 from torch import Tensor
 
 from perennial.common.data import eicu
-from perennial.common.data.raw_data import EICU_COLUMNS, EICU_DEMO_COLUMNS, OFFICE_HOME, PACS, VLCS, Files, Raw
+from perennial.common.data.raw_data import (
+    EICU_COLUMNS,
+    EICU_DEMO_COLUMNS,
+    IDENTITIES,
+    OFFICE_HOME,
+    PACS,
+    VLCS,
+    Files,
+    Raw,
+)
 from perennial.common.data.sprites import SHAPES, SIDE, draw_factors, render
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.seeding import numpy_generator
@@ -334,30 +343,59 @@ def _camelyon17(root: Path | None) -> Raw:
     Tags: `hospital`, from 0, and `split`: 0 training, 1 held-out training, 2 and 3 other hospitals.
     """
     folder = _below("camelyon17", root, "camelyon17_v1.0, as WILDS unpacks it") / "camelyon17_v1.0"
-    loader = _wilds("camelyon17")
+    loader = _wilds("camelyon17", "Camelyon17Dataset")
 
     def read(path: Path) -> Raw:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # pandas 3's, and only read
-            found = loader(root_dir=str(path.parent), download=False)
-        if missing := {"hospital", "y"} - set(found.metadata_fields):
-            raise ValueError(f"it has no {min(missing)}")
+        found = _loaded(loader, path, ["hospital", "y"])
         # The loader's own `get_input` opens a file at a time and does not scale it.
         files = Files([path / name for name in found._input_array], (3, 96, 96))
-        hospital = found.metadata_array[:, found.metadata_fields.index("hospital")]
-        split = torch.from_numpy(np.array(found.split_array, dtype=np.int64))
-        return Raw(files, found.y_array, len(found.y_array), {"hospital": hospital, "split": split})
+        return Raw(files, found.y_array, len(found.y_array), _tags(found, ["hospital"]))
 
-    get = "have WILDS put it there: wilds.get_dataset('camelyon17', root_dir=DATA_ROOT, download=True)"
-    return _read("camelyon17", folder, get, read)
+    return _read("camelyon17", folder, _by_wilds("camelyon17"), read)
 
 
-def _wilds(name: str) -> Any:
-    """A data set's class. Raises `UserError` where the package is not installed."""
+def _wilds_texts(name: str, folder: str, kind: str, tags: Sequence[str], root: Path | None) -> Raw:
+    """`ROOT/FOLDER`, as WILDS unpacks it, by WILDS' own loader, whose class `kind` is.
+
+    Tags: `tags` of its metadata, and `split`, WILDS' number of it.
+    """
+    place = _below(name, root, f"{folder}, as WILDS unpacks it") / folder
+    loader = _wilds(name, kind)
+
+    def read(path: Path) -> Raw:
+        found = _loaded(loader, path, tags)
+        count = len(found.y_array)
+        texts = [str(found.get_input(number)) for number in range(count)]
+        return Raw(torch.empty(count, 0), found.y_array.long(), count, _tags(found, tags), texts)
+
+    return _read(name, place, _by_wilds(name), read)
+
+
+def _by_wilds(name: str) -> str:
+    return f"have WILDS put it there: wilds.get_dataset({name!r}, root_dir=DATA_ROOT, download=True)"
+
+
+def _loaded(loader: Any, path: Path, fields: Sequence[str]) -> Any:
+    """A data set of WILDS. Raises `ValueError` where its metadata lack a field."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")  # pandas 3's, and only read
+        found = loader(root_dir=str(path.parent), download=False)
+    if missing := [name for name in fields if name not in found.metadata_fields]:
+        raise ValueError(f"it has no {missing[0]}")
+    return found
+
+
+def _tags(found: Any, fields: Sequence[str]) -> dict[str, torch.Tensor]:
+    tags = {name: found.metadata_array[:, found.metadata_fields.index(name)] for name in fields}
+    return {**tags, "split": torch.from_numpy(np.array(found.split_array, dtype=np.int64))}
+
+
+def _wilds(name: str, kind: str) -> Any:
+    """A data set's class, which is called `kind`. Raises `UserError` where the package is not installed."""
     known = sys.modules.get("outdated")
     sys.modules["outdated"] = None  # type: ignore[assignment] # with it WILDS asks a server for its newest version
     try:
-        return getattr(import_module(f"wilds.datasets.{name}_dataset"), f"{name.capitalize()}Dataset")
+        return getattr(import_module(f"wilds.datasets.{name}_dataset"), kind)
     except ImportError as error:
         raise UserError(
             f"data set {name!r} needs the extra perennial[wilds], which is not installed ({error}); "
@@ -382,6 +420,10 @@ READERS: dict[str, Callable[[Path | None], Raw]] = {
     "vlcs": partial(_tree, "vlcs", "VLCS", VLCS, 5),
     "office-home": partial(_tree, "office-home", "office_home", OFFICE_HOME, 65),
     "camelyon17": _camelyon17,
+    "civilcomments": partial(
+        _wilds_texts, "civilcomments", "civilcomments_v1.0", "CivilCommentsDataset", IDENTITIES
+    ),
+    "amazon": partial(_wilds_texts, "amazon", "amazon_v2.1", "AmazonDataset", ("user",)),
     "eicu": _eicu,
     "eicu-demo": _eicu_demo,
     "eicu-synthetic": _eicu_synthetic,

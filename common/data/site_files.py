@@ -6,16 +6,18 @@ never with the value of a cell: the sentence also goes to the server.
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 from zipfile import BadZipFile, ZipFile, is_zipfile
 
 from perennial.common.data.dialect import PLAIN, Dialect
 from perennial.common.data.environments import unit_range
-from perennial.common.data.raw_data import Files
+from perennial.common.data.raw_data import FORMATS, MOST_PIXELS, Files, opened, resized
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.free_memory import must_have
 from perennial.common.utils.samples import PAD, padded, vocabulary_of
@@ -41,7 +43,7 @@ class Found:
     `x`: (n, *shape) numbers, (n,) picture files, or a table of features as PyArrow has it. `labels`: (n,) names of
     classes; or `targets`: (n, targets) numbers, NaN where a cell is empty, and no labels. `environments`: (n,)
     names, or None where the data do not say. `columns`: names of a table's features. `named`: of a table, the
-    column that has the class, and the one that has the environment.
+    column that has the class, and the one that has the environment. `folder`: of a table, where its file lies.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Found:
     columns: tuple[str, ...] = ()
     named: Mapping[str, str] = field(default_factory=dict)
     targets: npt.NDArray[np.float64] | None = None
+    folder: Path | None = None
 
     def __len__(self) -> int:
         return len(self.labels if self.targets is None else self.targets)
@@ -103,8 +106,58 @@ class Found:
         from perennial.common.data.tables import text_column
 
         if not self.columns or column not in self.columns:
-            raise UserError(f"{self.name} has no column {column!r} of texts, which the server announces")
+            raise UserError(f"{self.name} has no column {column!r} of texts")
         return text_column(self.x, column, self.name)
+
+    def picture_cells(self, column: str) -> list[Path | bytes]:
+        """A table's column of pictures (n,): their files' bytes, or where they lie below the table's folder.
+
+        Raises `UserError` where there is none, or a cell is empty or leads elsewhere.
+        """
+        from perennial.common.data.tables import picture_cells
+
+        if not self.columns or column not in self.columns:
+            raise UserError(f"{self.name} has no column {column!r} of pictures")
+        found: list[Path | bytes] = []
+        for row, cell in enumerate(picture_cells(self.x, column, self.name), start=1):
+            if isinstance(cell, bytes):
+                found.append(cell)
+                continue
+            place = None if self.folder is None else self.folder.resolve()
+            try:
+                inside = place and (place / cell).resolve()
+            except (OSError, ValueError, RuntimeError):  # a loop of links, or what no path has
+                inside = None
+            if not place or not inside or not inside.is_relative_to(place):
+                raise UserError(
+                    f"{self.name}: row {row}, column {column!r} is no path below the folder of the table; put the "
+                    "pictures there, and write paths from there on"
+                )
+            found.append(inside)
+        return found
+
+    def pictures(self, column: str, shape: tuple[int, ...]) -> Tensor:
+        """A table's column of pictures (n, channels, height, width) as float32 from 0 to 1.
+
+        Each becomes `shape`, whatever its own. Raises `UserError` naming the row of one that cannot be read.
+        """
+        import numpy as np
+        import torch
+
+        channels, height, width = shape
+        cells = self.picture_cells(column)
+        pixels = np.empty((len(cells), channels, height, width), np.uint8)
+        for row, cell in enumerate(cells):
+            try:
+                with opened(BytesIO(cell) if isinstance(cell, bytes) else cell, FORMATS) as found:
+                    if found.width * found.height > MOST_PIXELS:
+                        raise ValueError(f"it has more than {MOST_PIXELS} pixels")
+                    pixels[row] = resized(found, (channels, height, width))
+            except ValueError as error:
+                where = f"{self.name}: row {row + 1}, column {column!r}: the picture cannot be read"
+                why = re.sub(r":? ?'.*'", "", " ".join(str(error).split()))[:200]  # which has a file's place
+                raise UserError(f"{where} ({why})", where) from None
+        return unit_range(torch.from_numpy(pixels))
 
     def numbers(self, kind: str, names: Sequence[str], announced: Sequence[str]) -> Tensor:
         """Each name's place (n,) int64 among those announced. Raises `UserError` for one that is not."""
@@ -307,6 +360,7 @@ def _rows(path: Path, label: str | Sequence[str], environment: str, dialect: Dia
         columns,
         {"class": targets[0] if classes else "", "environment": environment},
         None if classes else _stacked([number_cells(table, name, path.name) for name in targets], len(table)),
+        path.parent,
     )
 
 

@@ -174,6 +174,21 @@ def text_column(table: pa.Table, name: str, file: str) -> list[str]:
     return _whole(_as_text(_full(table, name, file, NO_NAME), name, file))
 
 
+def picture_cells(table: pa.Table, name: str, file: str) -> list[str | bytes]:
+    """A column (n,) of pictures: paths, or the bytes of files, also as Hugging Face's tables have them.
+
+    Raises `UserError` naming the first row that is empty, or for a column of neither.
+    """
+    column = table[name]
+    if _holds_bytes(column.type):
+        column = pc.struct_field(column, "bytes")
+    column = _full(table.set_column(table.column_names.index(name), name, column), name, file, NO_NAME)
+    if not (_has_bytes(column) or pa.types.is_string(_cell_type(column))):
+        raise UserError(f"{file}: column {name!r} has neither paths of pictures nor their bytes")
+    cells: list[str | bytes] = column.to_pylist()
+    return cells
+
+
 def has_truth_values(table: pa.Table, name: str) -> bool:
     """Whether a column is of truth values, which a CSV file has as names."""
     return bool(pa.types.is_boolean(_cell_type(table[name])))
@@ -190,7 +205,18 @@ def _as_text(column: pa.ChunkedArray, name: str, file: str) -> pa.ChunkedArray:
             column = pc.if_else(whole, text, column.cast(pa.string()))
         return column.cast(pa.string())
     except pa.ArrowException:
-        raise UserError(f"{file}: column {name!r} has neither text nor numbers") from None
+        hint = "; bytes of pictures are for describe with --image-column" if _has_bytes(column) else ""
+        raise UserError(f"{file}: column {name!r} has neither text nor numbers{hint}") from None
+
+
+def _has_bytes(column: pa.ChunkedArray) -> bool:
+    """Whether its cells are bytes, also as Hugging Face's tables have those of pictures."""
+    kind = column.type.field("bytes").type if _holds_bytes(column.type) else _cell_type(column)
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _holds_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0)
 
 
 def _whole(column: pa.ChunkedArray | pa.Array) -> list[str]:

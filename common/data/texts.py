@@ -19,6 +19,8 @@ WORDS = re.compile(r"\w+|[^\w\s]")
 """A word, or a mark."""
 BUCKETS = 2**14
 """Ids of hashed words, unless told otherwise."""
+LONGEST_TEXT = 100_000
+"""Tokens of a text."""
 
 
 def text_ids(texts: Sequence[str], length: int, vocabulary: int, tokenizer: str = "", digest: str = "") -> Tensor:

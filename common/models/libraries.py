@@ -44,6 +44,11 @@ def transformers_network(settings: Module, input_shape: tuple[int, ...], classes
 
     config = _config(settings, classes)
     found: nn.Module = _auto(transformers, settings, input_shape).from_config(config, **EAGER)
+    if hasattr(found, "score") and config.pad_token_id is None:  # which its forward would say in words of its own
+        raise UserError(
+            f"model.pad_token_id: {settings.network!r} looks at the last token of a text, and does not say which "
+            "token stands behind it; say one, such as model.pad_token_id=0"
+        )
     return found.float()
 
 

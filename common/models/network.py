@@ -212,10 +212,7 @@ class Network:
     @cached_property
     def frozen(self) -> Tensors:
         """What no training changes, on `device`: of the weights, or a draw that is the same in all runs."""
-        if not self.frozen_names:
-            return {}
-        begun = self._begun(derive(0, "init"))
-        return {name: begun[name].to(self.device) for name in self.frozen_names}
+        return self._frozen()
 
     @cached_property
     def travelling_bytes(self) -> int:
@@ -225,8 +222,11 @@ class Network:
 
     @cached_property
     def frozen_digest(self) -> str:
-        """SHA-256 of `frozen`, which must be the same at all sites; empty where there is nothing."""
-        return digest_of(self.frozen) if self.frozen_names else ""
+        """SHA-256 of `frozen`, which must be the same at all sites; empty where there is nothing.
+
+        A server runs no model, so it does not hold what it is of.
+        """
+        return digest_of(vars(self).get("frozen") or self._frozen()) if self.frozen_names else ""
 
     @cached_property
     def width(self) -> int:
@@ -278,6 +278,12 @@ class Network:
     def whole(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """A model with what is frozen, unless it brings that itself, as models of older versions do."""
         return {**self.frozen, **tensors} if self.frozen_names else tensors
+
+    def _frozen(self) -> Tensors:
+        if not self.frozen_names:
+            return {}
+        begun = self._begun(derive(0, "init"))
+        return {name: begun[name].to(self.device) for name in self.frozen_names}
 
     def _begun(self, seed: int, head: bool = True) -> Tensors:
         """A drawn model, with the tensors of its weights in place of its own."""

@@ -283,7 +283,11 @@ MASKS = ("attention_mask", "mask")
 
 
 def _by_argument(
-    _: nn.Module, inputs: tuple[Any, ...], rest: dict[str, Any], input_shape: tuple[int, ...], takes: Sequence[str]
+    module: nn.Module,
+    inputs: tuple[Any, ...],
+    rest: dict[str, Any],
+    input_shape: tuple[int, ...],
+    takes: Sequence[str],
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What `forward` is given for samples (n, …) of a group or of padded sequences: each part by its name, or all
     of them as a dict, and masks where it names them."""
@@ -291,7 +295,8 @@ def _by_argument(
     parts = unpacked(x, input_shape) or {"": x}
     shapes = dict(parts_of(input_shape)) or {"": input_shape}
     masks = {name: part != PAD for name, part in parts.items() if padded(shapes[name])}
-    given = {name: part.clamp(min=0) if name in masks else part for name, part in parts.items()}
+    behind = getattr(getattr(module, "config", None), "pad_token_id", None) or 0  # as Hugging Face's modules say
+    given = {name: part.masked_fill(part == PAD, behind) for name, part in parts.items()}
     known: dict[str, Tensor] = {}
     for name, mask in masks.items():
         only = [f"{name}_{word}" for word in MASKS] if len(masks) > 1 else [f"{name}_{MASKS[1]}", *MASKS]

@@ -14,6 +14,7 @@ from perennial.client.node.settings import DEFAULTS, Consent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.dialect import Dialect
 from perennial.common.data.site_files import LABEL
+from perennial.common.data.texts import LONGEST_TEXT
 from perennial.common.tasks import TaskName
 from perennial.common.utils.errors import UserError, printable
 from perennial.common.utils.files import write_text
@@ -246,22 +247,42 @@ def describe_data(
     tokenizer: Path | None = typer.Option(
         None, metavar="FILE", help=r"Of Hugging Face's tokenizers, for the texts.  \[default: hashes of words]"
     ),
-    length: int = typer.Option(64, min=1, max=100_000, help="Tokens of a text that count, from its beginning."),
+    length: int = typer.Option(
+        64, min=1, max=LONGEST_TEXT, help="Tokens of a text that count, from its beginning."
+    ),
+    image_column: str = typer.Option(
+        "",
+        metavar="COLUMN",
+        help="Of a table, pictures beside the other columns: their paths from the table, or bytes.",
+    ),
 ) -> None:
     """Describe data as the server announces them to sites: the scenario of a run's configuration, as TOML.
 
     Of a folder of tables it is what `perennial survey` would write if each were a site's.
     """
-    from perennial.server.survey.describe import describe, describe_texts
+    from perennial.server.survey.describe import describe, describe_pictures, describe_texts
 
-    dialect = tables.dialect()
+    if text_column and image_column:
+        raise UserError("--image-column is not possible with --text-column; a text is all of a sample")
+    if tokenizer and not text_column:
+        raise UserError("--tokenizer is for texts; say their column with --text-column")
+    dialect, question, preparation = tables.dialect(), options.question(), options.preparation()
     with counting(f"reading {path}"):
         if text_column:
             found = describe_texts(
-                path, text_column, options.question(), sites, length=length, tokenizer=tokenizer, dialect=dialect
+                path,
+                text_column,
+                question,
+                sites,
+                length=length,
+                tokenizer=tokenizer,
+                balance=preparation["balance"],
+                dialect=dialect,
             )
+        elif image_column:
+            found = describe_pictures(path, image_column, question, sites, **preparation, dialect=dialect)
         else:
-            found = describe(path, sites, options.question(), **options.preparation(), dialect=dialect)
+            found = describe(path, sites, question, **preparation, dialect=dialect)
     _announce(found, options.file, options.as_json)
 
 

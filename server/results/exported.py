@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from perennial.client.serving.messages import INPUT
+from perennial.client.serving.messages import INPUT, image_column
 from perennial.client.serving.models import Choice, load
 from perennial.common.config import Task, parse_task
 from perennial.common.data.columns import AnyColumn, CategoryColumn, NumberColumn
@@ -154,6 +154,11 @@ def write_onnx(found: FoundModel, file: Path) -> str:
             f"--format onnx needs the extra perennial[onnx], which is not installed ({error}); "
             "in the project's folder: uv sync --inexact --extra onnx"
         ) from None
+    if image_column(found.scenario):
+        raise UserError(
+            "--format onnx is not possible for rows with a picture beside other columns; perennial serve answers "
+            "such rows, and --format torch writes the tensors"
+        )
     model = _whole(found)
     onnx.checker.check_model(model)
     content = model.SerializeToString()

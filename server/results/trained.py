@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from perennial.client.host import client_half, site_data, site_of
 from perennial.client.serving import models as serving
-from perennial.client.serving.messages import few
+from perennial.client.serving.messages import few, image_column
 from perennial.client.state import FileStates, Kept, valid
 from perennial.client.trainer import Client, Predictor, Received
 from perennial.common.config import RunConfig
@@ -32,7 +32,7 @@ from perennial.common.utils.samples import padded, parts_of, vocabulary_of
 from perennial.common.utils.suggestions import unknown
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.arrays import as_array, numbers, shape_text
-from perennial.server.frames import frame_table
+from perennial.server.frames import frame_table, with_bytes
 from perennial.server.groups import filled
 from perennial.server.run.folder import RunFolder, reason
 from perennial.strategies.registry import strategy_for
@@ -103,7 +103,8 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
 
     Raises `UserError` where they do not fit the scenario.
     """
-    names = scenario.column_names
+    pictures = image_column(scenario)
+    names = (*scenario.column_names, *pictures)
     if frame := hasattr(x, "columns") and any(isinstance(name, str) for name in x.columns):
         if lacking := [name for name in names if name not in x.columns]:
             raise UserError(f"x has no column {lacking[0]!r}; a model of this run takes {few(names)}")
@@ -117,7 +118,9 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
         from perennial.common.data.tables import text_cells
 
         table = frame_table("x", x)
-        found = Found("x", table, (), None, names).tensor(scenario.input_shape, names, scenario.cells)
+        for name in pictures:
+            table = with_bytes("x", table, name)
+        found = scenario.samples("", Found("x", table, (), None, names))
         for name, column in scenario.cells.items():
             if isinstance(column, CategoryColumn):
                 _warn_of(name, set(text_cells(table, name, "x")), column)

@@ -37,6 +37,7 @@ OF_OTHER_TARGETS = {
 LATER_PARTS: tuple[tuple[str, str, object], ...] = (
     *(("scenario", "vocabulary", 0), ("scenario", "padded", False), ("scenario", "group", {})),
     *(("scenario", name, "") for name in ("text_column", "tokenizer", "tokenizer_digest", "separator")),
+    *(("scenario", "image_column", ""), ("scenario", "image_shape", [])),
     *(("scenario", name, "") for name in ("decimal", "encoding")),
     *(("model", "lora", None), ("method", "personal", "classifier")),
 )

@@ -4,17 +4,17 @@ Tables are surveyed as those of sites are, in this process; pictures and arrays 
 """
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
 from flwr.app import Context, Message
-from PIL import Image
 from pydantic import ValidationError
 
 from perennial.client.app import OneHandlerApp
@@ -22,6 +22,7 @@ from perennial.client.node.settings import Consent
 from perennial.client.node.survey import Respondent
 from perennial.common.data.columns import LEAST
 from perennial.common.data.dialect import PLAIN, Dialect
+from perennial.common.data.raw_data import opened
 from perennial.common.data.scenarios.own_data import SITE, SITE_TEXT, OwnData
 from perennial.common.data.site_files import TABLES, Found, for_survey, read, shown
 from perennial.common.data.texts import BUCKETS, tokenizer_facts
@@ -135,6 +136,7 @@ def describe_texts(
     *,
     length: int,
     tokenizer: Path | None = None,
+    balance: bool = False,
     dialect: Dialect = PLAIN,
 ) -> Surveyed:
     """The scenario of tables with a column of texts, of which all else is ignored but label and environment.
@@ -144,6 +146,9 @@ def describe_texts(
     """
     if asked.target != "classes":
         raise UserError(f"--task {asked.target} is not possible with --text-column; texts have classes")
+    for name in ("impute", "categories"):
+        if getattr(asked, name):
+            raise UserError(f"leave out {OF_TABLES[name]}; with --text-column, a text is all of a sample")
     files = _of(_files(path)[0], sites) if path.is_dir() else [path]
     if files[0].suffix.lower() not in TABLES:
         raise UserError(f"--text-column is for tables, and {files[0].name} is none; leave it out")
@@ -159,11 +164,51 @@ def describe_texts(
         "padded": True,
         **(tokenizer_facts(tokenizer) if tokenizer else {"vocabulary": BUCKETS}),
     }
+    if balance:
+        counts = Counter(name for table in tables for name in table.labels)
+        settings["class_weights"] = balancing({name: counts[name] for name in settings["labels"]})
     if asked.environment_column:
         settings["environment_column"] = asked.environment_column
         settings["environments"] = union([table.environments or () for table in tables])
     facts = [f"{file.stem}: {len(table)} texts" for file, table in zip(files, tables, strict=True)]
     return Surveyed(announced({**settings, **dialect.said()}), facts)
+
+
+def describe_pictures(
+    path: Path,
+    column: str,
+    asked: Question,
+    sites: Sequence[str] = (),
+    *,
+    dialect: Dialect = PLAIN,
+    **preparation: bool,
+) -> Surveyed:
+    """The scenario of tables of which a column has pictures, as paths or bytes; else as `describe` has it.
+
+    Raises `UserError`.
+    """
+    files = _of(_files(path)[0], sites) if path.is_dir() else [path]
+    if files[0].suffix.lower() not in TABLES:
+        raise UserError(f"--image-column is for tables, and {files[0].name} is none; leave it out")
+    tables = list[Found]()
+    for file in files:
+        with suppress(UserError):  # describe says it
+            tables.append(_load(file, dialect, asked))
+    shape = _picture_shape(
+        (f"{own.name}: row {row}, column {column!r}: the picture", cell)
+        for own in tables
+        for row, cell in enumerate(own.picture_cells(column), start=1)
+    )
+    beside = asked.model_copy(update={"drop": tuple(sorted({*asked.drop, column}))})
+    told = describe(path, sites, beside, dialect=dialect, **preparation)
+    pixels = torch.cat([own.pictures(column, shape) for own in tables])
+    scenario = told.scenario.model_dump(exclude={"clients"}) | {
+        "image_column": column,
+        "image_shape": shape,
+        "ignored": asked.drop,
+        **_scaling(pixels),
+    }
+    return replace(told, scenario=announced(scenario))
 
 
 def _load(file: Path, dialect: Dialect, asked: Question) -> Found:
@@ -215,8 +260,6 @@ def announcement(scenario: OwnData) -> dict[str, Any]:
 def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     """Shape, and mean and deviation of each channel."""
     shape = _shape(found)
-    x = found.tensor(shape)
-    std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
     settings: dict[str, Any] = {"labels": union([found.labels]), "inputs": shape}
     if len(settings["labels"]) < 2:
         raise UserError(f"{found.name} has samples of class {found.labels[0]!r} alone; there must be two or more")
@@ -227,23 +270,36 @@ def _measured(found: Found, sites: Sequence[str], balance: bool) -> OwnData:
     if balance:
         counts = Counter(found.labels)
         settings["class_weights"] = balancing({name: counts[name] for name in settings["labels"]})
-    settings["mean"] = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
-    settings["scale"] = [short(value) or 1.0 for value in std.tolist()]
-    return announced(settings)
+    return announced({**settings, **_scaling(found.tensor(shape))})
+
+
+def _scaling(x: torch.Tensor) -> dict[str, list[float]]:
+    """Mean and deviation of each channel or feature of samples (n, channels, ...), as they are announced."""
+    std, mean = torch.std_mean(x, dim=[dim for dim in range(x.ndim) if dim != 1], correction=0)
+    means = [short(value, scale) for value, scale in zip(mean.tolist(), std.tolist(), strict=True)]
+    return {"mean": means, "scale": [short(value) or 1.0 for value in std.tolist()]}
 
 
 def _shape(found: Found) -> tuple[int, ...]:
-    """A sample's; of pictures the most frequent size, made smaller where it is large, and grey if all are."""
+    """A sample's."""
     if not found.of_pictures:
         return tuple(np.asarray(found.x).shape[1:])
+    return _picture_shape((f"picture {path}", path) for path in found.x)
+
+
+def _picture_shape(pictures: Iterable[tuple[str, Path | bytes]]) -> tuple[int, int, int]:
+    """The most frequent size, made smaller where it is large, and grey if all are; each with what it is called.
+
+    Raises `UserError` for one that cannot be read.
+    """
     sizes, modes = Counter[tuple[int, int]](), set[str]()
-    for path in found.x:
+    for name, own in pictures:
         try:
-            with Image.open(path) as picture:
+            with opened(BytesIO(own) if isinstance(own, bytes) else own) as picture:
                 sizes[picture.size] += 1
                 modes.add(picture.mode)
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise UserError(f"picture {path} cannot be read ({error})") from None
+        except ValueError as error:
+            raise UserError(f"{name} cannot be read ({error})") from None
     width, height = max(sizes, key=lambda size: (sizes[size], size))
     smaller = min(1.0, LONGEST / max(width, height))
     return 1 if modes <= {"1", "L"} else 3, max(1, round(height * smaller)), max(1, round(width * smaller))

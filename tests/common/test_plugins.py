@@ -547,7 +547,9 @@ def test_our_own_methods_keep_the_rules_of_a_plug_in_s_names() -> None:
     kinds = [*METHODS.values(), *MODELS.values(), *(type(scenario) for scenario in SCENARIOS.values())]
     assert [kind for kind in METHODS.values() if reserved(kind) & kind.model_fields.keys()] == []
     names = {str(kind.model_fields["name"].default) for kind in kinds}
-    assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {"wilds:camelyon17"}
+    assert {name for name in names if not plugins.NAME.fullmatch(name)} <= {
+        f"wilds:{name}" for name in ("camelyon17", "civilcomments", "amazon")
+    }
 
 
 @pytest.mark.filterwarnings("ignore:Field name:UserWarning")

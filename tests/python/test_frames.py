@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, Subset, TensorDataset
 import perennial
 from perennial import UserError, from_arrays, from_datasets, from_frames
 from perennial.common.utils.files import load_tensors
-from perennial.server.survey.describe import announcement, describe, question
+from perennial.server.survey.describe import announcement, describe, describe_texts, question
 
 FEW: dict[str, Any] = {"local_steps": 2, "evaluate_every": 3, "checkpoint_every": 3, "model.hidden": [8]}
 
@@ -121,6 +121,11 @@ def test_every_kind_of_column(tmp_path: Path) -> None:
         ),
         ({}, {"impute": "mean", "class_weights": "heavy"}, r"class_weights: 'heavy' is not possible"),
         ({}, {"impute": "mean", "test_fraction": 1.5}, r"test_fraction: 1.5 is not possible"),
+        ({}, {"text": "note"}, r"has no column 'note' of texts"),
+        ({}, {"text": "age", "task": "numbers"}, r"task='numbers' is not possible with text; texts have classes"),
+        ({}, {"text": "age", "impute": "mean"}, r"leave out impute; with text, a text is all of a"),
+        ({}, {"tokenizer": "a.json"}, r"tokenizer: it is for texts; say their column with text"),
+        ({}, {"text": "age", "length": 0}, r"length: 0 is not possible; take 1 to 100000 tokens"),
         ({"va": [1, 2]}, {"impute": "mean"}, r"va must be a data frame .*, not list"),
         ({"v a": pd.DataFrame({"label": ["x"]})}, {}, r"clients: 'v a' is no name of a site"),
         ({"va": pd.DataFrame([[1, 2]], columns=["a", "a"])}, {}, r"va has more than one column 'a'"),
@@ -134,6 +139,35 @@ def test_frames_that_do_not_fit(folder: Path, change: Any, options: dict[str, An
             from_frames({**frames(folder), **change}, **options)
     assert "--" not in str(error.value)
     assert ".parquet" not in str(error.value)
+
+
+def test_a_column_of_texts_equals_the_way_through_csv_bit_for_bit(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    clients, few = {}, {**FEW, "learning_rate": 1.0, "local_steps": 20, "model.name": "embedding-bag"}
+    few.pop("model.hidden")
+    (tmp_path / "tables").mkdir()
+    for site in ("north", "south"):
+        ill = rng.random(60) < 0.3
+        said = [f"Patient {n} {'is feverish' if no else 'is well'}." for n, no in enumerate(ill)]
+        clients[site] = pd.DataFrame({"note": said, "label": np.where(ill, "ill", "well"), "ward": 3})
+        clients[site].to_csv(tmp_path / "tables" / f"{site}.csv", index=False)
+    scenario = from_frames(clients, text="note", length=6, class_weights="balanced")
+    told = describe_texts(tmp_path / "tables", "note", question(), length=6, balance=True)
+    assert scenario.scenario.model_dump() == told.scenario.model_dump()
+    ill, well = scenario.scenario.class_weights
+    assert 1 < ill / well < 4
+    own = perennial.run("fedavg", scenario, rounds=3, settings=few, out=tmp_path / "own")
+    config = tmp_path / "run.toml"
+    import tomli_w
+
+    config.write_text(tomli_w.dumps({"scenario": announcement(told.scenario)}))
+    options: dict[str, Any] = {"config": config, "data_root": tmp_path / "tables", "rounds": 3, "settings": few}
+    other = perennial.run("fedavg", out=tmp_path / "other", **options)
+    one, two = (load_tensors(path / "models" / "global.safetensors") for path in (own.folder, other.folder))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    frame = clients["north"]
+    assert (own.predict(frame) == frame["label"]).mean() > 0.9
+    np.testing.assert_array_equal(own.predict_proba(frame), own.predict_proba(list(frame["note"])))
 
 
 # ---------------------------------------------------------------------- data sets of torch

@@ -20,7 +20,7 @@ from perennial.common.tasks import Classes, Event, Labels, Numbers, PredictionTa
 from perennial.common.tasks.numbers import NumbersLoss
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.knobs import knob
-from perennial.common.utils.samples import SampleShape
+from perennial.common.utils.samples import SampleShape, group_of, unpacked
 from perennial.common.utils.seeding import torch_generator
 from perennial.common.utils.suggestions import meant, unknown
 
@@ -266,6 +266,8 @@ class OwnData(Sites):
     name: Literal["own-data"] = "own-data"
     label_column: str = knob(LABEL, "a table's column of the class, unless a site says another")
     environment_column: str = knob("", "a table's column of the environment, unless a site says another")
+    image_column: str = knob("", "a table's column of pictures, beside the others; empty: there is none")
+    image_shape: tuple[PositiveInt, ...] = knob((), "of them, (channels, height, width)")
     mean: tuple[Number, ...] = knob((), "what is subtracted from each feature or channel; empty: nothing")
     scale: tuple[Positive, ...] = knob((), "what each is then divided by; empty: nothing")
     columns: dict[str, Column] = knob({}, "of a table what becomes of each column's cells; none: all are numbers")
@@ -289,7 +291,7 @@ class OwnData(Sites):
             raise ValueError(
                 f"there must be one for each name in inputs, or none; {other!r} is in one alone{hint}"
             )
-        if columns and (info.data.get("mean") or info.data.get("scale")):
+        if columns and not info.data.get("image_column") and (info.data.get("mean") or info.data.get("scale")):
             raise ValueError("with columns, mean and scale belong to each column; leave out those of all")
         return {name: columns[name] for name in inputs} if columns else {}
 
@@ -299,6 +301,19 @@ class OwnData(Sites):
             raise ValueError("text_column: texts need vocabulary, padded = true and their length in inputs")
         if self.tokenizer and not (self.text_column and self.tokenizer_digest):
             raise ValueError("tokenizer: it needs text_column and tokenizer_digest, which describe writes")
+        return self
+
+    @model_validator(mode="after")
+    def _check_pictures(self) -> Self:
+        shape = self.image_shape
+        if self.image_column and (len(shape) != 3 or shape[0] not in (1, 3)):
+            raise ValueError(
+                "image_shape: with image_column it is channels (1 or 3), height and width, such as [3, 64, 64]"
+            )
+        if self.image_column and not self.column_names:
+            raise ValueError("image_column: with it, inputs are names of the table's other columns")
+        if shape and not self.image_column:
+            raise ValueError("image_shape: it is for pictures of image_column; name that, too, or leave it out")
         return self
 
     @field_validator("own_columns")
@@ -329,7 +344,8 @@ class OwnData(Sites):
     def _check_each(cls, values: tuple[float, ...], info: ValidationInfo) -> tuple[float, ...]:
         if values and info.data.get("vocabulary"):
             raise ValueError("with vocabulary, samples are ids of tokens, which are not scaled; leave it out")
-        if "inputs" in info.data and len(values) not in (0, (features := _shape(info.data["inputs"])[0])):
+        of = info.data.get("image_shape") or _shape(info.data.get("inputs", ()))
+        if "inputs" in info.data and len(values) not in (0, (features := of[0])):
             raise ValueError(f"there must be one for each of {features} features or channels, or none")
         return values
 
@@ -351,7 +367,16 @@ class OwnData(Sites):
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        return (width(self.columns),) if self.columns else super().input_shape
+        own = (width(self.columns),) if self.columns else super().input_shape
+        return group_of({"image": self.image_shape, "table": own}) if self.image_column else own
+
+    def prepare(self, x: "Tensor") -> "Tensor":
+        if not self.image_column:
+            return super().prepare(x)
+        import torch
+
+        parts = unpacked(x, self.input_shape)
+        return torch.cat([super().prepare(parts["image"]).flatten(1), parts["table"]], dim=1)
 
     @property
     def standardised(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -371,12 +396,20 @@ class OwnData(Sites):
     def divided(self, site: str, seed: int, found: Found) -> ClientData:
         """A site's samples as `divide` has them. Raises `UserError` where they are not what is announced."""
         environment = found.numbers("environment", self._environments(site, found), self.environments)
-        if self.text_column:
-            x = self.ids(found.texts(self.text_column))
-        else:
-            x = found.tensor(self.input_shape, self.column_names, self.columns_of(site), self.ignored)
-        every = Examples(self.prepare(x), self._targets(found), environment)
+        every = Examples(self.prepare(self.samples(site, found)), self._targets(found), environment)
         return self.divide(site, seed, every)
+
+    def samples(self, site: str, found: Found) -> "Tensor":
+        """A site's samples (n, *input_shape) in the units of its data. Raises `UserError` if they do not fit."""
+        if self.text_column:
+            return self.ids(found.texts(self.text_column))
+        beside = (*self.ignored, self.image_column) if self.image_column else self.ignored
+        x = found.tensor(self.input_shape, self.column_names, self.columns_of(site), beside)
+        if not self.image_column:
+            return x
+        import torch
+
+        return torch.cat([found.pictures(self.image_column, self.image_shape).flatten(1), x], dim=1)
 
     def ids(self, texts: Sequence[str]) -> "Tensor":
         """Texts as a model takes them. Raises `UserError` where there are none to be taken."""

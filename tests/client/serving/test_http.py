@@ -248,6 +248,45 @@ def test_the_file_of_a_picture_is_read_as_those_of_a_site_s_own_data(
         assert one.ask(INFER, {"inputs": [{**given, "data": data}]}) == (400, {"error": sentence})
 
 
+def test_rows_with_the_file_of_a_picture_are_answered_as_numbers_are(
+    tmp_path: Path, start: Callable[..., Serving]
+) -> None:
+    columns = {
+        "age": {"kind": "number", "mean": 40, "scale": 20, "missing": False},
+        "ward": {"kind": "category", "categories": ["a", "b"]},
+    }
+    pictures = {"image_column": "scan", "image_shape": (1, 4, 4), "mean": (0.5,), "scale": (0.25,)}
+    snapshot(tmp_path, inputs=("age", "ward"), labels=("no", "yes"), columns=columns, **pictures)
+    one = start(("", Choice(tmp_path)))
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 4), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    text = base64.b64encode(file.getvalue()).decode()
+    scan = {"name": "scan", "datatype": "BYTES", "shape": [1], "data": [text]}
+    scan["parameters"] = {"content_type": "base64"}
+    row = [
+        scan,
+        {"name": "ward", "datatype": "BYTES", "shape": [1], "data": ["b"]},
+        {"name": "age", "datatype": "FP32", "shape": [1], "data": [60]},
+    ]
+    status, answer = one.ask(INFER, {"inputs": row})
+    assert status == 200, answer
+    numbers = [*(pixels.ravel() / np.float32(255)).tolist(), 1.0, 0.0, 1.0, 0.0]  # pictures from 0 to 1
+    given = {"name": "input", "datatype": "FP32", "shape": [1, 20], "data": numbers}
+    assert one.ask(INFER, {"inputs": [given]})[1] == answer
+    about = one.ask("/v2/models/perennial")[1]
+    assert about["parameters"]["columns"] == ["age", "ward", "scan"]
+    wrong = {**scan, "data": [base64.b64encode(b"no picture").decode()]}
+    for inputs, sentence in (
+        ([wrong, *row[1:]], "picture 0 of input 'scan' cannot be read (cannot identify image file)"),
+        ([scan, row[2]], "column 'ward' is missing"),
+        ([{**scan, "shape": [2], "data": [text, text]}, *row[1:]], "the columns have 1 to 2 rows"),
+    ):
+        status, answer = one.ask(INFER, {"inputs": inputs})
+        assert status == 400
+        assert sentence in answer["error"]
+
+
 def test_as_many_texts_as_samples_come_as_typed_contents(tmp_path: Path, start: Callable[..., Serving]) -> None:
     kinds = {name: {"kind": "category", "categories": ["u"]} for name in ("a", "b")}
     snapshot(tmp_path, inputs=("a", "b"), labels=("no", "yes"), columns=kinds, run="table")

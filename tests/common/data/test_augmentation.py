@@ -18,6 +18,7 @@ from perennial.common.models.network import network
 from perennial.common.models.torch_state import plain_torch
 from perennial.common.tasks import Classes
 from perennial.common.utils.errors import UserError
+from perennial.common.utils.samples import SampleShape, group_of
 from perennial.common.utils.seeding import derive
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.loop import run_rounds, start
@@ -199,6 +200,45 @@ def test_a_mix_that_cannot_be_is_said_in_a_sentence(mix: str, sentence: str) -> 
     with pytest.raises(UserError) as error:
         load_config(options={"method": "fedavg", "scenario": {"name": "toy"}, "mix": mix})
     assert str(error.value).startswith(sentence)
+
+
+IDS = SampleShape((6,), 50, padded=True)
+
+
+@pytest.mark.parametrize("shape", [IDS, group_of({"age": (1,), "text": IDS})])
+@pytest.mark.parametrize(
+    ("named", "mix", "sentence"),
+    [
+        ("Noise(0.1)", "", "augment: Noise(0.1) is for numbers, and samples have ids of tokens; leave it out, or"),
+        ("DomainBed", "", "augment: DomainBed is for numbers, and samples have ids of tokens"),
+        (
+            "",
+            "MixUp(0.2)",
+            "mix: MixUp(0.2) is for numbers, and samples have ids of tokens, which cannot be mixed",
+        ),
+    ],
+)
+def test_ids_of_tokens_are_neither_changed_nor_mixed(
+    shape: SampleShape, named: str, mix: str, sentence: str
+) -> None:
+    with pytest.raises(ValueError, match="ids of tokens") as error:
+        Augmentation([named] if named else [], shape, AS_THEY_ARE, mix=mix)
+    assert str(error.value).startswith(sentence)
+
+
+def test_a_plugins_own_transform_may_change_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Unknown:
+        def __call__(self, x: Tensor) -> Tensor:
+            return torch.where((x >= 0) & (torch.rand(x.shape) < 0.5), 0, x)
+
+    module = ModuleType("words")
+    Unknown.__module__ = "words"
+    module.Unknown = Unknown  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "words", module)
+    change = Augmentation(["words:Unknown()"], IDS, AS_THEY_ARE, ["words"])
+    found = changed(change, torch.full((100, 6), 7), 0)
+    assert found.dtype == torch.int64
+    assert found.unique().tolist() == [0, 7]
 
 
 def test_what_would_change_the_shape_is_refused() -> None:

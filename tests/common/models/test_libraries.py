@@ -13,7 +13,7 @@ from perennial.common.config import RunConfig, load_config, parse_task
 from perennial.common.data.scenarios.arrays import Arrays
 from perennial.common.models.network import network
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.samples import made_up
+from perennial.common.utils.samples import PAD, SampleShape, made_up
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -121,6 +121,30 @@ def test_pictures(tmp_path: Path) -> None:
     assert own.predict(own.initial(0), made_up(own.input_shape, 2)).shape == (2, 3)
     with pytest.raises(UserError, match=r"takes ids of tokens, or pictures, and samples are of shape 6"):
         net(of(tmp_path / "vit", scenario={**scenario, "inputs": [6]}))
+
+
+def test_a_model_that_looks_at_the_last_token_needs_to_know_what_is_behind_it(tmp_path: Path) -> None:
+    """GPT-2's own gives logits of every token and takes the last one's, which here are those of its features."""
+    transformers = pytest.importorskip("transformers")
+    sizes = {"vocab_size": 50, "n_embd": 8, "n_layer": 1, "n_head": 2, "n_positions": 32, "eos_token_id": 3}
+    config = transformers.GPT2Config(**sizes, bos_token_id=3)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(7)
+        transformers.GPT2Model(config).save_pretrained(tmp_path / "gpt")
+    words = r"model.pad_token_id: .* looks at the last token of a text, .* such as model.pad_token_id=0"
+    with pytest.raises(UserError, match=words):
+        net(of(tmp_path / "gpt"))
+    scenario = {**TOKENS, "padded": True}
+    own = net(of(tmp_path / "gpt", "model.pad_token_id=4", scenario=scenario))
+    body = transformers.GPT2Model.from_pretrained(tmp_path / "gpt", attn_implementation="eager").eval()
+    x = 5 + made_up(SampleShape((6,), 40), 4)
+    x[1, 4:] = PAD
+    tensors = own.initial(0)
+    z = own.features(tensors, x)
+    torch.testing.assert_close(z[0], body(x[:1]).last_hidden_state[0, -1])
+    torch.testing.assert_close(z[1], body(x[1:2, :4]).last_hidden_state[0, -1])
+    torch.testing.assert_close(own.classify(tensors, z), own.predict(tensors, x))
+    assert own.classifier_names == ("classifier.weight",)
 
 
 def test_what_is_no_model_is_one_sentence(bert: Path, tmp_path: Path) -> None:
