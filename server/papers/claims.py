@@ -80,7 +80,7 @@ PAPERS = (
     ),
 )
 NONE = "–"
-OF_THESE = "of these that hold, †"
+OF_THESE = "of these that hold, ‡"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def counts_text(found: Sequence[Finding]) -> str:
     """How many claims have which verdict, in a sentence; in brackets how many of them are marked."""
     seen = Counter(own.verdict for own in found if own.seen)
     counts = [
-        f"{number} {verdict}" + (f" ({seen[verdict]} †)" if seen[verdict] else "")
+        f"{number} {verdict}" + (f" ({seen[verdict]} ‡)" if seen[verdict] else "")
         for number, verdict in zip(counts_of(found), VERDICTS, strict=True)
     ]
     return f"Of {len(found)} claims: {', '.join(counts)}.\n"

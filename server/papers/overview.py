@@ -40,7 +40,7 @@ our own runs. Our numbers are of the last round, which nobody chose.
 
 ![How many of each paper's claims have which verdict]({picture})
 
-*Green: our runs say so, too. Orange: they exclude it. A dark part has the paper's size and objective. † says that
+*Green: our runs say so, too. Orange: they exclude it. A dark part has the paper's size and objective. ‡ says that
 settings of some of these claims were seen on test data.*
 
 """
@@ -80,7 +80,7 @@ A claim is "this row of a table is better than that one in this column". Every c
 
 A verdict may have marks:
 
-- **†**: settings of one of the two rows were chosen while somebody looked at test data, or at the paper's results
+- **‡**: settings of one of the two rows were chosen while somebody looked at test data, or at the paper's results
 - *not above the constant*: a predictor that always says the most frequent class is as good or better. Then the
   method has learnt nothing that is of use there, whatever the verdict
 - *not above Local*: a model that each client trains alone is as good or better
@@ -190,7 +190,7 @@ def _seven(study: Study, stem: str) -> list[str]:
 def _share(found: Sequence[Finding]) -> str:
     """How many hold, and whether settings of any of these were seen."""
     holding = [own for own in found if own.verdict in HOLDS]
-    return f"{len(holding)} of {len(found)}" + " †" * any(own.seen for own in holding) if found else NONE
+    return f"{len(holding)} of {len(found)}" + " ‡" * any(own.seen for own in holding) if found else NONE
 
 
 def _medians(found: Sequence[Finding]) -> list[str]:
@@ -204,7 +204,7 @@ def _marks(found: Sequence[Finding]) -> str:
     holding = [own for own in found if own.verdict in HOLDS]
     lines = [
         f"{len(holding)} claims are confirmed or partly so. In {sum(own.seen for own in holding)} of them "
-        "settings were seen on test data (†).",
+        "settings were seen on test data (‡).",
         f"The better method is above the constant in {_above(own.above_constant for own in holding)} of them, "
         f"above Local in {_above(own.above_local for own in holding)}, and above both in "
         f"{_above(own.above_constant and own.above_local for own in holding)}.",
@@ -261,7 +261,7 @@ def _verdicts(study: Study) -> str:
             name = f"{paper.title}, {len(own)} claims"
             counts[name], seen = counts_of(own), counts_of(of for of in own if of.seen)
             texts[name] = [
-                f"{number}" + " †" * bool(with_) for number, with_ in zip(counts[name], seen, strict=True)
+                f"{number}" + " ‡" * bool(with_) for number, with_ in zip(counts[name], seen, strict=True)
             ]
     return shares_figure(counts, texts, FILLS)
 

@@ -76,7 +76,7 @@ def _section(study: Study, name: str, paper: Paper) -> Iterator[str]:
         yield f"Not run yet{why}. The command is `perennial reproduce {name} --keep results`."
         yield ""
     else:
-        yield from [*(f"- {_linked(remark)}" for remark in table.remarks), *_warnings(table), ""]
+        yield from [*(f"- {_linked(remark)}" for remark in table.remarks), *_warnings(table, files), ""]
         yield from [*_runs(name, table, files), ""]
     yield from [*_claims(study, name, paper), ""]
     here = [place for place, claim in enumerate(table.claims) if study.is_of(name, claim.row, paper)]
@@ -90,14 +90,16 @@ def _section(study: Study, name: str, paper: Paper) -> Iterator[str]:
     yield from _drawn(table, files)
 
 
-def _warnings(table: Reproduction) -> Iterator[str]:
+def _warnings(table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:
     if table.unsettled:
         yield f"- **Cannot be settled here**, because {table.unsettled}."
+    if table.paper_test and not any(line.selection == AS_IN_PAPER for lines in files for line in lines):
+        yield f"- The round that {_best(table)}, as in the paper (`{AS_IN_PAPER}`), is not run yet."
     if table.seen:
         settings = " and ".join(f"`{name}`" for name in table.seen.settings)
         asked = {row for claim in table.claims for row in (claim.row, claim.than)}
         rows = "; ".join(row for row in table.seen.rows if row in asked)
-        yield f"- **Seen on test data (†)**: {settings} of {rows}: {table.seen.why}."
+        yield f"- **Seen on test data (‡)**: {settings} of {rows}: {table.seen.why}."
 
 
 def _runs(name: str, table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:
@@ -183,7 +185,7 @@ def _difference(own: Finding, with_verdict: bool = False) -> str:
 
 def _verdict(own: Finding, letter: str = "") -> str:
     shown = f"**{own.verdict}**" if own.verdict in ("confirmed", "not") else f"*{own.verdict}*"
-    parts = [shown + " †" * own.seen + f" ({letter})" * bool(letter), *["reversed"] * own.reversed]
+    parts = [shown + " ‡" * own.seen + f" ({letter})" * bool(letter), *["reversed"] * own.reversed]
     if own.verdict in HOLDS:
         parts += ["not above the constant"] * (own.above_constant is False)
         parts += ["not above Local"] * (own.above_local is False)
@@ -239,9 +241,13 @@ def _rows(table: Reproduction, lines: Sequence[Kept], which: str) -> list[str]:
     heads = ["row", *["round"] * several, *columns, *["ended in round"] * games]
     note = []
     if any(line.selection == AS_IN_PAPER for line in lines):
-        best = "has the lowest test loss" if table.paper_test == "loss" else f"is best at {table.paper_test}"
-        note = [f"*{AS_IN_PAPER}*: the round that {best}, as in the paper. **It reads test data.**", ""]
+        note = [f"*{AS_IN_PAPER}*: the round that {_best(table)}, as in the paper. **It reads test data.**", ""]
     return [f"**All rows**{which}:", "", *markdown_table(heads, cells), "", *note]
+
+
+def _best(table: Reproduction) -> str:
+    """What the round is that the paper chose on test data."""
+    return "has the lowest test loss" if table.paper_test == "loss" else f"is best at {table.paper_test}"
 
 
 def _drawn(table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:

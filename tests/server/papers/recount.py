@@ -203,7 +203,7 @@ def holding(claims: list[Claim]) -> list[Claim]:
 
 def share(claims: list[Claim]) -> str:
     seen = any(own["seen"] for own in holding(claims))
-    return f"{len(holding(claims))} of {len(claims)}" + " †" * seen if claims else "–"
+    return f"{len(holding(claims))} of {len(claims)}" + " ‡" * seen if claims else "–"
 
 
 def first_table(of: dict[str, list[Claim]]) -> list[str]:
@@ -240,7 +240,7 @@ def differences(page: str) -> list[str]:
     for kind in ORDER:
         of_kind = [own for own in every if own["verdict"] == kind]
         seen = sum(own["seen"] for own in of_kind)
-        counts.append(f"{len(of_kind)} {kind}" + (f" ({seen} †)" if seen else ""))
+        counts.append(f"{len(of_kind)} {kind}" + (f" ({seen} ‡)" if seen else ""))
     sentences = [
         f"Of {len(every)} claims: {', '.join(counts)}.",
         f"{len(held)} claims are confirmed or partly so. In {sum(own['seen'] for own in held)} of them",

@@ -33,6 +33,7 @@ from perennial.server.papers.paper_page import (
     _runs,
     _size,
     _verdict,
+    _warnings,
 )
 from perennial.server.papers.reproduce import (
     LESS_IS_BETTER,
@@ -124,7 +125,7 @@ def test_gains_are_medians_and_a_share_is_marked() -> None:
     assert _medians([*found, LOSS]) == ["+10.0", "+4.0"]
     assert _medians([LOSS]) == ["–", "–"]
     assert (_share(found), _share([])) == ("3 of 3", "–")
-    assert _share([replace(found[0], seen=True), *found]) == "4 of 4 †"
+    assert _share([replace(found[0], seen=True), *found]) == "4 of 4 ‡"
     assert _share([replace(finding(*FAR[::-1]), seen=True), *found]) == "3 of 4"  # what does not hold
 
 
@@ -132,7 +133,7 @@ def test_a_verdict_has_its_marks() -> None:
     below = {"constant": [64.0] * 3, "local": [64.0] * 3}
     assert _verdict(finding(*FAR)) == "**confirmed**"
     assert _verdict(finding(*FAR, seen=True, **below), "B") == (
-        "**confirmed** † (B), not above the constant, not above Local"
+        "**confirmed** ‡ (B), not above the constant, not above Local"
     )
     assert _verdict(finding(*FAR, size=False, constant=[40.0] * 3)) == "*partly*"
     assert _verdict(finding(*FAR[::-1], **below)) == "**not**, reversed"
@@ -302,6 +303,9 @@ def test_the_round_that_a_paper_chose_on_test_data_says_so(table: Reproduction, 
         shown = _rows(chosen, rounds, "")
         assert [line.split(" | ")[1] for line in shown[4:6]] == ["final", "as-in-paper"]
         assert f"*as-in-paper*: the round that {best}, as in the paper. **It reads test data.**" in shown
+        (waiting,) = _warnings(chosen, [rounds[:1]])
+        assert waiting == f"- The round that {best}, as in the paper (`as-in-paper`), is not run yet."
+        assert not [*_warnings(chosen, [rounds])]
     assert not any("reads test data" in line for line in _rows(table, rounds[:1], ""))
     (tmp_path / "s.toml").write_text(TABLE.replace("[quick]", 'paper_test = "p=0.3"\n[quick]') + ROWS)
     with pytest.raises(UserError, match=r"unknown paper_test 'p=0\.3'"):

@@ -204,7 +204,7 @@ def test_settings_that_were_seen_on_test_data_mark_a_claim(table: Reproduction, 
         assert next(findings(seen, [line, BASE])).seen is marked
         assert not next(findings(table, [line, BASE])).seen
     found = [finding(*FAR, seen=True), finding(*FAR), finding(*NEAR)]
-    assert counts_text(found).startswith("Of 3 claims: 2 confirmed (1 †), 0 partly, 1 undecided, 0 partly not,")
+    assert counts_text(found).startswith("Of 3 claims: 2 confirmed (1 ‡), 0 partly, 1 undecided, 0 partly not,")
     for wrong, message in (
         ('"removal"]', r"setting of the row 'FedSDR' 'penalty'"),
         ('"FedSDR"]', r"row of `seen` 'X'"),
