@@ -64,7 +64,8 @@ PAPERS = (
         "fediir",
         "FedIIR",
         "Clients agree on the direction in which they learn. So the model is better where nobody trained.",
-        "No gain over FedAvg, with the authors' own update rules neither.",
+        "No gain over FedAvg. With the authors' own update rules it gains +0.4 ± 0.5 points where the paper has "
+        "+2.2.",
     ),
     Paper(
         "fedilc",

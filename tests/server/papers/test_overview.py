@@ -452,6 +452,10 @@ def test_what_was_found_in_words_is_what_the_runs_say() -> None:
         assert fmean(worst_of["FedPIN GM"]) < 0.1
 
     assert not holding["fediir"]
+    own_code = (ROOT / "docs/methods/fediir.md").read_text(encoding="utf-8")  # whose table has a test
+    ((papers_gain, gain),) = re.findall(r"mean of six \| (\S+) \| (\S+ ± \S+) \|", own_code)
+    (said,) = (paper.found for paper in PAPERS if paper.stem == "fediir")
+    assert f"it gains {gain} points where the paper has {papers_gain}." in said
     of_loss = [own for own in every["fedilc"] if own.claim.column == "loss"]
     assert sum(own.verdict in HOLDS for own in of_loss) > len(of_loss) / 2
     assert not [own for own in holding["fedilc"] if own.claim.column == "pooled"]
