@@ -348,7 +348,9 @@ class Host:
             return
         for place, work in enumerate(works):
             after: Kept = {name: rows[name][place] if name in rows else work.before[name] for name in kept}
-            self._store(work, after)
+            if rows or after.keys() != work.before.keys():
+                self._add_version(work, after)
+            self._done(work)
 
     def _work(
         self,
@@ -412,7 +414,7 @@ class Host:
 
     def _store(self, work: Work, after: Kept) -> None:
         """What a client keeps, once its work has succeeded."""
-        request, versions, before, place = work.request, work.versions, work.before, work.place
+        before = work.before
         if after.keys() != before.keys() or any(after[name] is not before[name] for name in after):
             changed = {name: tensors for name, tensors in after.items() if tensors is not before.get(name)}
             where = f"the client half of {work.task.method.name!r}: self.kept"
@@ -420,11 +422,18 @@ class Host:
             empty = [name for name, tensors in changed.items() if not tensors]
             if empty and plugins.of(type(work.task.method)):  # ours do without what no file has
                 raise UserError(f"{where}: {empty[0]!r} holds nothing; keep a tensor in it, or leave it out")
-            part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
-            newest = Version(request.round, len(request.resumed), after, part, work.made_by)
-            self.states[place] = needed([*versions, newest], request.checkpoints)
+            self._add_version(work, after)
+        self._done(work)
+
+    def _add_version(self, work: Work, after: Kept) -> None:
+        request, versions = work.request, work.versions
+        part = versions[-1].part + 1 if versions and versions[-1].round == request.round else 0
+        newest = Version(request.round, len(request.resumed), after, part, work.made_by)
+        self.states[work.place] = needed([*versions, newest], request.checkpoints)
+
+    def _done(self, work: Work) -> None:
         if work.action == "evaluate" and TERMS not in work.received.arrays:
-            self._vault.forget(place)  # of a round that went on without this client
+            self._vault.forget(work.place)  # of a round that went on without this client
 
     @cached_property
     def _vault(self) -> Vault:

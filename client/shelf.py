@@ -54,8 +54,9 @@ class Shelf:
         if len(self.free) < count:
             self._grow(count)
         rows = [Row(self, self.free.popleft()) for _ in range(count)]
+        places = self._places(rows)
         for name, tensor in self.tensors.items():
-            tensor.index_copy_(0, self._places(rows), stack[name].detach().to(tensor.device))
+            tensor.index_copy_(0, places, stack[name].detach().to(tensor.device))
         return rows
 
     def take(self, rows: Sequence[Row], device: torch.device) -> Tensors:

@@ -14,8 +14,9 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -51,13 +52,9 @@ def valid(versions: Sequence[Version], resumed: Sequence[int]) -> list[Version]:
 
     A version of an earlier attempt counts only up to every round at which the run was taken up again since.
     """
-    return (
-        versions
-        and sorted(  # type: ignore[return-value]
-            (v for v in versions if all(v.round <= start for start in resumed[v.attempt :])),
-            key=lambda version: (version.round, version.part),
-        )
-    )
+    if resumed:
+        versions = [v for v in versions if all(v.round <= start for start in resumed[v.attempt :])]
+    return sorted(versions, key=lambda version: (version.round, version.part))
 
 
 def before_message(versions: Sequence[Version], message: str) -> Sequence[Version]:
@@ -71,13 +68,13 @@ def needed(versions: Sequence[Version], checkpoints: Sequence[int]) -> list[Vers
 
     The one before the newest is for the newest's message, should it come again; without an id, it cannot.
     """
+    newest = versions[-1:]
     return [
         version
-        for version, following in zip_longest(versions, versions[1:])
-        if following is None
-        or (following is versions[-1] and following.message)
+        for version, following in pairwise(versions)
+        if (following is newest[0] and following.message)
         or any(version.round <= c < following.round for c in checkpoints)
-    ]
+    ] + [*newest]
 
 
 def own_folder(folder: Path) -> Path:
@@ -170,6 +167,10 @@ class SavedStates(MutableMapping[str, list[Version]]):
         self._in_memory.move_to_end(place)
         self._let_go()
         return versions
+
+    def get(self, place: str, default: Any = None, /) -> Any:
+        """As of any mapping, but without an exception for a client that keeps nothing, of which there are many."""
+        return self[place] if place in self._in_memory or place in self._on_disk else default
 
     def __setitem__(self, place: str, versions: list[Version]) -> None:
         self._in_memory[place] = versions
