@@ -36,7 +36,7 @@ from perennial.common.selection import SPLIT, tally
 from perennial.common.selection import columns as split_columns
 from perennial.common.tasks import Classes, PredictionTask
 from perennial.common.training import Training
-from perennial.common.utils.seeding import torch_generator
+from perennial.common.utils.seeding import derive_each
 from perennial.common.utils.tensors import Tensors, number_or_stack
 from perennial.common.wire import MODEL, NUM_EXAMPLES, PERSONAL, Scalar
 
@@ -107,6 +107,10 @@ class Reply:
     settings: Mapping[str, Scalar] = field(default_factory=dict)
 
 
+_GENERATORS: list[torch.Generator] = []
+"""Of orders that nobody asks for any more, to be seeded anew: to make one takes as long as to seed it."""
+
+
 class Orders:
     """Random orders of clients' samples."""
 
@@ -115,12 +119,18 @@ class Orders:
     ) -> Iterator[Tensor]:
         """Without end an order of a client's `count` samples, or of each client's in a stack (clients, count)."""
         names = [clients] if isinstance(clients, str) else clients
-        generators = [torch_generator(seed, client, round_, purpose) for client in names]
-        while True:
-            drawn = torch.empty(len(names), count, dtype=torch.int64)
-            for generator, row in zip(generators, drawn.unbind(), strict=True):
-                torch.randperm(count, generator=generator, out=row)
-            yield (drawn[0] if isinstance(clients, str) else drawn).to(device)
+        generators = [
+            (_GENERATORS.pop() if _GENERATORS else torch.Generator()).manual_seed(key)
+            for key in derive_each(seed, names, round_, purpose)
+        ]
+        try:
+            while True:
+                drawn = torch.empty(len(names), count, dtype=torch.int64)
+                for generator, row in zip(generators, drawn.unbind(), strict=True):
+                    torch.randperm(count, generator=generator, out=row)
+                yield (drawn[0] if isinstance(clients, str) else drawn).to(device)
+        finally:
+            _GENERATORS.extend(generators)
 
 
 @dataclass(frozen=True)
