@@ -75,12 +75,6 @@ class StackReply:
     def __len__(self) -> int:
         return len(self.nodes)
 
-    def rows(self) -> list[dict[str, Any]]:
-        """The metrics of each node."""
-        names = list(self.metrics)
-        every = zip(*self.metrics.values(), strict=True) if names else [()] * len(self)
-        return [dict(zip(names, values, strict=True)) for values in every]
-
     def content(self, place: int) -> RecordDict:
         """What one node's message would hold. Raises `ValueError` for a metric that is no number."""
         arrays = {

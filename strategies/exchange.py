@@ -142,7 +142,7 @@ class Exchange:
             self.bytes_up += reply.nbytes
             used += 1
             if NUM_EXAMPLES in reply.metrics:
-                self.samples[client] = reply.num_examples
+                self.samples[client] = reply.metrics[NUM_EXAMPLES]
             yield reply
         for name, tensors, before in self._sent:
             # In the local runtime, clients that are asked later would get another one.
@@ -167,22 +167,23 @@ class Exchange:
     ) -> Iterator[tuple[str, AcceptedReply | str]]:
         """Each client's reply, or why it cannot be used, in the order of the clients; those that have come are no
         longer `waiting`."""
-        found: dict[str, AcceptedReply | str] = {}
+        found: dict[str, AcceptedReply | str | tuple[_Alike, int]] = {}
         come = iter(replies)
         for client in self.clients.values():
             while client not in found and (reply := next(come, None)) is not None:
                 if isinstance(reply, StackReply):
                     found |= self._stack(reply, limits, waiting)
-                elif one := waiting.pop(reply.metadata.src_node_id, None):
-                    found[one] = self._alone(one, reply, limits)
+                elif sender := waiting.pop(reply.metadata.src_node_id, None):
+                    found[sender] = self._alone(sender, reply, limits)
                 # Else the SuperLink's word on a lost node: that client is named as one that did not answer.
             if client in found:
-                yield client, found.pop(client)
+                one = found.pop(client)
+                yield client, one[0].of(client, one[1]) if isinstance(one, tuple) else one
         for _ in come:
             pass  # nobody was asked for it
 
     def _alone(self, client: str, message: Message, limits: Limits) -> AcceptedReply | str:
-        expect = self._expected(client)
+        expect = self._usable(self.expect(client))
         if message.has_error() and message.error.code in SILENT:
             self.silent.add(client)
         if message.has_error():
@@ -190,32 +191,34 @@ class Exchange:
         node = message.metadata.src_node_id
         return _or_reason(partial(self._screened, client, node, message.content, expect, limits))
 
-    def _stack(self, reply: StackReply, limits: Limits, waiting: dict[int, str]) -> dict[str, AcceptedReply | str]:
+    def _stack(
+        self, reply: StackReply, limits: Limits, waiting: dict[int, str]
+    ) -> dict[str, AcceptedReply | str | tuple["_Alike", int]]:
         """The replies of a stack's clients. They have one form, so the first one's is that of all; each one's
         numbers are looked at, and who has one that is not possible is screened alone, which has the reason."""
-        own = reply.arrays
         size = sum(map(wire.payload_bytes, reply.arrays.values())) // len(reply)
-        metrics, fine = reply.rows(), within(reply, limits)
-        known: dict[tuple[int, ...], tuple[Mapping[str, Template], list[str]]] = {}
-        """What has been expected and found: held, so that an id is one object's; and the order of the records."""
-        found: dict[str, AcceptedReply | str] = {}
+        fine = within(reply, limits)
+        known: dict[tuple[int, ...], tuple[Mapping[str, Template], _Alike]] = {}
+        """What has been expected and found: held, so that an id is one object's."""
+        found: dict[str, AcceptedReply | str | tuple[_Alike, int]] = {}
+        expect: Mapping[str, Template] = {}
+        form: tuple[int, ...] = ()
         for place, node in enumerate(reply.nodes):
             if (client := waiting.pop(node, None)) is None:
                 continue
-            expect = self._expected(client)
-            form = tuple(map(id, expect.values()))
+            if (wanted := self.expect(client)) is not expect:
+                expect, form = self._usable(wanted), tuple(map(id, wanted.values()))
             if not fine[place] or form not in known:
                 alone = _or_reason(partial(self._screened, client, node, reply.content(place), expect, limits))
                 if isinstance(alone, str):
                     found[client] = alone
                     continue
-                known[form] = expect, [*expect, *(name for name in self.optional if name in own)]
-            records: Any = {name: Part(own[name], place) for name in known[form][1]}
-            found[client] = AcceptedReply(client, records, metrics[place], reply.settings, size)
+                optional = [name for name in self.optional if name in reply.arrays]
+                known[form] = expect, _Alike(reply, [*expect, *optional], size)
+            found[client] = known[form][1], place
         return found
 
-    def _expected(self, client: str) -> Mapping[str, Template]:
-        expect = self.expect(client)
+    def _usable(self, expect: Mapping[str, Template]) -> Mapping[str, Template]:
         _must_not_be_reserved(expect, f"the reply that it expects to {self.action!r}")
         return expect
 
@@ -245,6 +248,23 @@ class Exchange:
         return AcceptedReply(client, arrays, metrics, settings, sum(map(wire.payload_bytes, arrays.values())))
 
 
+@dataclass(frozen=True)
+class _Alike:
+    """A stack's replies that may be used, each of which is made in its turn: a thousand at once keep Python's
+    collector of garbage busy."""
+
+    reply: StackReply
+    names: list[str]
+    """Of the records, in order."""
+    size: int
+
+    def of(self, client: str, place: int) -> AcceptedReply:
+        reply = self.reply
+        arrays: Any = {name: Part(reply.arrays[name], place) for name in self.names}
+        metrics = {name: values[place] for name, values in reply.metrics.items()}
+        return AcceptedReply(client, arrays, metrics, reply.settings, self.size)
+
+
 class MetricMeans:
     """Sample-weighted means of the plain numbers in replies."""
 
@@ -255,11 +275,11 @@ class MetricMeans:
 
     def add(self, reply: AcceptedReply) -> None:
         """Take in a reply that counts its samples."""
-        examples = reply.num_examples
+        examples, sums, weights = reply.num_examples, self._sums, self._weights
         for name, value in reply.metrics.items():
             if name != NUM_EXAMPLES and not isinstance(value, list):
-                self._sums[name] = self._sums.get(name, 0.0) + value * examples
-                self._weights[name] = self._weights.get(name, 0) + examples
+                sums[name] = sums.get(name, 0.0) + value * examples
+                weights[name] = weights.get(name, 0) + examples
         self._examples += examples
 
     def result(self) -> MetricRecord:

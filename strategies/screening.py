@@ -144,9 +144,9 @@ def within(reply: StackReply, limits: Limits) -> list[bool]:
                 fine &= ((own[0] >= -largest) & (own[1] <= largest)).cpu().numpy()
     for name, values in reply.metrics.items():
         if name == NUM_EXAMPLES:
-            for place, value in enumerate(values):
-                enrolled = limits.enrolled(reply.nodes[place])
-                fine[place] &= 1 <= value <= (most if enrolled is None else min(most, enrolled))
+            counts, enrolled = np.array(values), list(map(limits.enrolled, reply.nodes))
+            bounds = [most if own is None or own > most else own for own in enrolled]
+            fine &= (counts >= 1) & (counts <= np.array(bounds))
         else:
             numbers = np.abs(np.array(values, np.float64)).reshape(len(reply), -1)
             fine &= (numbers <= FLOAT32_MAX).all(axis=1)
