@@ -11,7 +11,7 @@ from perennial.client.state import RESIDENT, FileStates, SavedStates
 from perennial.common import plugins
 from perennial.common.config import RunConfig, parse_task
 from perennial.common.data.examples import ClientData
-from perennial.common.models.memory import COPIES, keep_freed, must_fit
+from perennial.common.models.memory import COPIES, activation_bytes, keep_freed, must_fit, set_aside
 from perennial.common.models.torch_state import plain_torch
 from perennial.common.stacks import Requests, StackReply
 from perennial.common.utils.errors import UserError
@@ -39,7 +39,8 @@ class LocalRuntime:
 
         Nothing has been written then.
         """
-        if config.cohort_engine != "loop":
+        stacks = config.cohort_engine != "loop"
+        if stacks:
             keep_freed()
         self.config = config
         self.states = SavedStates()
@@ -57,12 +58,13 @@ class LocalRuntime:
         personal = kept if "personal" in config.method.evaluates else 0
         must_fit(config.model, scenario.input_shape, config.predicts.outputs, COPIES + personal)
         host.site(text, parse_task(text), 0)
+        if stacks and config.model.stacks:  # which imports a lot: before `run` sets aside what is there
+            activation_bytes(config.model, scenario.input_shape, config.predicts.outputs)
         app = OneHandlerApp(lambda message, context: host.handle(message, number(context)))
 
         def ahead(requests: Requests, contexts: Sequence[Context]) -> Iterable[StackReply | int]:
             return host.ahead(requests, list(map(number, contexts)))
 
-        stacks = config.cohort_engine != "loop"
         self.grid = LocalGrid(app, len(config.scenario.client_ids), ahead if stacks else None)
 
     @plain_torch(threads=1)
@@ -84,7 +86,10 @@ class LocalRuntime:
         # Where a run that was begun earlier put them.
         if (before := folder.checkpoint_path(origin.round) / "clients").exists():
             self.states.update(FileStates(before))
-        return run_rounds(self.config, folder, self.grid, origin, watch, self.states.save, until, self.references)
+        with set_aside():
+            return run_rounds(
+                self.config, folder, self.grid, origin, watch, self.states.save, until, self.references
+            )
 
     def data(self) -> Iterator[tuple[str, ClientData]]:
         """The clients that are evaluated and their data; who has none that can be read is left out."""
