@@ -28,15 +28,27 @@ from perennial.common.selection import References
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.utils.seeding import numpy_generator, torch_generator
 from perennial.common.utils.tensors import Tensors, must_be_tensors
-from perennial.common.wire import KEPT, MODEL, RESUMED, ROUND, RUN, TASK, Scalar, from_record, to_record
+from perennial.common.wire import (
+    KEPT,
+    MODEL,
+    NUM_EXAMPLES,
+    RESUMED,
+    ROUND,
+    RUN,
+    TASK,
+    Scalar,
+    from_record,
+    to_record,
+)
 from perennial.strategies.evaluation import Evaluation
-from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans, Payload, PerClient
+from perennial.strategies.exchange import AcceptedReply, AcceptedStack, Exchange, MetricMeans, Payload, PerClient
 from perennial.strategies.mean import StreamingMean
 from perennial.strategies.robust import RobustMean
 from perennial.strategies.roster import Claim, Roster, Seated, claims
 from perennial.strategies.screening import Limits, NotFinite, Rejected, Template, accept
 
 H = TypeVar("H", bound=Method)
+R = TypeVar("R", bound=AcceptedReply | AcceptedStack)
 SECONDS_TO_ANSWER_AGAIN = 10.0
 """For a node that has been asked before which client it is, and had the run's `wait` for it."""
 
@@ -184,12 +196,18 @@ class MethodStrategy(Strategy, Generic[H]):
         """What `combined` makes of the replies, and the means of their metrics."""
         metrics = MetricMeans()
 
-        def counted() -> Iterator[AcceptedReply]:
-            for reply in self.accepted(replies, check=self.check):
+        def counted(found: Iterable[R]) -> Iterator[R]:
+            for reply in found:
                 metrics.add(reply)
                 yield reply
 
-        return self.combined(server_round, counted()), metrics.result()
+        own, base = type(self), MethodStrategy
+        looks = own.check is not base.check or own.combined is not base.combined  # at each reply
+        if looks or self._own or self.run.aggregation.rule != "mean":
+            one_by_one = counted(self.accepted(replies, check=self.check))
+            return self.combined(server_round, one_by_one), metrics.result()
+        together = counted(self.exchanges[-1].accepted_together(replies, self._limits, self.run.quorum))
+        return self._means(together, {}, self.weight), metrics.result()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -384,10 +402,20 @@ class MethodStrategy(Strategy, Generic[H]):
         return f"the server half of {self.run.method.name!r}"
 
     def _means(
-        self, replies: Iterable[AcceptedReply], sent: Payload, weight: Callable[[AcceptedReply], float]
+        self,
+        replies: Iterable[AcceptedReply | AcceptedStack],
+        sent: Payload,
+        weight: Callable[[AcceptedReply], float],
     ) -> dict[str, Tensors]:
-        means: dict[str, StreamingMean | RobustMean] = {}
+        means: dict[str, Any] = {}
         for reply in replies:
+            if isinstance(reply, AcceptedStack):
+                weights = reply.metrics[NUM_EXAMPLES]
+                if type(self).weight is not MethodStrategy.weight:
+                    weights = [weight(reply.reply(place)) for place in range(len(reply))]
+                for name, tensors in reply.arrays.items():
+                    means.setdefault(name, self.mean()).add_stack(tensors, weights)
+                continue
             count = weight(reply)
             if self._own and not 0 <= count < inf:
                 raise UserError(

@@ -2,9 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import mul
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
@@ -55,6 +56,30 @@ class AcceptedReply:
         count = self.metrics[NUM_EXAMPLES]
         assert isinstance(count, int)  # screened
         return count
+
+
+@dataclass(frozen=True)
+class AcceptedStack:
+    """The replies of a stack's clients, all of which can be used."""
+
+    clients: list[str]
+    arrays: Mapping[str, Tensors]
+    """By record: tensors (clients, …)."""
+    metrics: Mapping[str, Sequence[Any]]
+    """The values of all clients, by name."""
+    settings: Mapping[str, Any]
+    nbytes: int
+    """Of the values of each client's tensors."""
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def reply(self, place: int) -> AcceptedReply:
+        """One client's, with views of the tensors. Made in its turn: a thousand at a time keep Python's collector
+        of garbage busy."""
+        arrays: Any = {name: Part(tensors, place) for name, tensors in self.arrays.items()}
+        metrics = {name: values[place] for name, values in self.metrics.items()}
+        return AcceptedReply(self.clients[place], arrays, metrics, self.settings, self.nbytes)
 
 
 SILENT = (ErrorCode.REPLY_MESSAGE_UNAVAILABLE, ErrorCode.NODE_UNAVAILABLE)
@@ -127,15 +152,40 @@ class Exchange:
         out and named in `left_out`; so is one for which `check` raises `Rejected`, or anything else. Raises
         `RunStopped` after the last reply when fewer than `quorum`, a share of those asked, could be used.
         """
+        for reply in self._accepted(replies, limits, quorum, check):
+            assert isinstance(reply, AcceptedReply)
+            yield reply
+
+    def accepted_together(
+        self, replies: Iterable[Message | StackReply], limits: Limits, quorum: float
+    ) -> Iterator[AcceptedReply | AcceptedStack]:
+        """As `accepted`, but a stack of which every client's reply may be used comes as one."""
+        return self._accepted(replies, limits, quorum)
+
+    def _accepted(
+        self,
+        replies: Iterable[Message | StackReply],
+        limits: Limits,
+        quorum: float,
+        check: Callable[[AcceptedReply], object] | None = None,
+    ) -> Iterator[AcceptedReply | AcceptedStack]:
+        """Without `check` whole stacks come as one."""
         asked = len(self.clients) + len(self.left_out)
         waiting = dict(self.clients)
         used = 0
-        for client, reply in self._in_order(replies, limits, waiting):
+        for client, reply in self._in_order(replies, limits, waiting, together=check is None):
             if isinstance(reply, str):
                 self.left_out[client] = reply
                 continue
+            if isinstance(reply, AcceptedStack):
+                self.bytes_up += reply.nbytes * len(reply)
+                used += len(reply)
+                self.samples |= zip(reply.clients, reply.metrics.get(NUM_EXAMPLES, ()), strict=False)
+                yield reply
+                continue
             try:
-                check(reply)
+                if check:
+                    check(reply)
             except Exception as error:
                 self.left_out[client] = _reason(error)
                 continue
@@ -163,22 +213,31 @@ class Exchange:
             )
 
     def _in_order(
-        self, replies: Iterable[Message | StackReply], limits: Limits, waiting: dict[int, str]
-    ) -> Iterator[tuple[str, AcceptedReply | str]]:
+        self,
+        replies: Iterable[Message | StackReply],
+        limits: Limits,
+        waiting: dict[int, str],
+        *,
+        together: bool,
+    ) -> Iterator[tuple[str, AcceptedReply | AcceptedStack | str]]:
         """Each client's reply, or why it cannot be used, in the order of the clients; those that have come are no
-        longer `waiting`."""
-        found: dict[str, AcceptedReply | str | tuple[_Alike, int]] = {}
+        longer `waiting`. With `together` whole stacks, as they come."""
+        found: dict[str, AcceptedReply | str | tuple[AcceptedStack, int]] = {}
         come = iter(replies)
-        for client in self.clients.values():
-            while client not in found and (reply := next(come, None)) is not None:
+        for node, client in self.clients.items():
+            while node in waiting and (reply := next(come, None)) is not None:
                 if isinstance(reply, StackReply):
-                    found |= self._stack(reply, limits, waiting)
+                    own = self._stack(reply, limits, waiting)
+                    if together and (stack := _one_stack(own.values(), len(reply))):
+                        yield "", stack
+                    else:
+                        found |= own
                 elif sender := waiting.pop(reply.metadata.src_node_id, None):
                     found[sender] = self._alone(sender, reply, limits)
                 # Else the SuperLink's word on a lost node: that client is named as one that did not answer.
             if client in found:
                 one = found.pop(client)
-                yield client, one[0].of(client, one[1]) if isinstance(one, tuple) else one
+                yield client, one[0].reply(one[1]) if isinstance(one, tuple) else one
         for _ in come:
             pass  # nobody was asked for it
 
@@ -193,14 +252,14 @@ class Exchange:
 
     def _stack(
         self, reply: StackReply, limits: Limits, waiting: dict[int, str]
-    ) -> dict[str, AcceptedReply | str | tuple["_Alike", int]]:
+    ) -> dict[str, str | tuple[AcceptedStack, int]]:
         """The replies of a stack's clients. They have one form, so the first one's is that of all; each one's
         numbers are looked at, and who has one that is not possible is screened alone, which has the reason."""
         size = sum(map(wire.payload_bytes, reply.arrays.values())) // len(reply)
-        fine = within(reply, limits)
-        known: dict[tuple[int, ...], tuple[Mapping[str, Template], _Alike]] = {}
+        fine, clients = within(reply, limits), [self.clients.get(node, "") for node in reply.nodes]
+        known: dict[tuple[int, ...], tuple[Mapping[str, Template], AcceptedStack]] = {}
         """What has been expected and found: held, so that an id is one object's."""
-        found: dict[str, AcceptedReply | str | tuple[_Alike, int]] = {}
+        found: dict[str, str | tuple[AcceptedStack, int]] = {}
         expect: Mapping[str, Template] = {}
         form: tuple[int, ...] = ()
         for place, node in enumerate(reply.nodes):
@@ -213,8 +272,9 @@ class Exchange:
                 if isinstance(alone, str):
                     found[client] = alone
                     continue
-                optional = [name for name in self.optional if name in reply.arrays]
-                known[form] = expect, _Alike(reply, [*expect, *optional], size)
+                names = [*expect, *(name for name in self.optional if name in reply.arrays)]
+                arrays = {name: reply.arrays[name] for name in names}
+                known[form] = expect, AcceptedStack(clients, arrays, reply.metrics, reply.settings, size)
             found[client] = known[form][1], place
         return found
 
@@ -248,23 +308,6 @@ class Exchange:
         return AcceptedReply(client, arrays, metrics, settings, sum(map(wire.payload_bytes, arrays.values())))
 
 
-@dataclass(frozen=True)
-class _Alike:
-    """A stack's replies that may be used, each of which is made in its turn: a thousand at once keep Python's
-    collector of garbage busy."""
-
-    reply: StackReply
-    names: list[str]
-    """Of the records, in order."""
-    size: int
-
-    def of(self, client: str, place: int) -> AcceptedReply:
-        reply = self.reply
-        arrays: Any = {name: Part(reply.arrays[name], place) for name in self.names}
-        metrics = {name: values[place] for name, values in reply.metrics.items()}
-        return AcceptedReply(client, arrays, metrics, reply.settings, self.size)
-
-
 class MetricMeans:
     """Sample-weighted means of the plain numbers in replies."""
 
@@ -273,19 +316,28 @@ class MetricMeans:
         self._weights: dict[str, int] = {}
         self._examples = 0
 
-    def add(self, reply: AcceptedReply) -> None:
-        """Take in a reply that counts its samples."""
-        examples, sums, weights = reply.num_examples, self._sums, self._weights
-        for name, value in reply.metrics.items():
-            if name != NUM_EXAMPLES and not isinstance(value, list):
-                sums[name] = sums.get(name, 0.0) + value * examples
-                weights[name] = weights.get(name, 0) + examples
-        self._examples += examples
+    def add(self, reply: AcceptedReply | AcceptedStack) -> None:
+        """Take in a reply that counts its samples, or those of a stack."""
+        stack = isinstance(reply, AcceptedStack)
+        columns: Mapping[str, Any] = reply.metrics if stack else {name: [v] for name, v in reply.metrics.items()}
+        counts, sums, weights = columns[NUM_EXAMPLES], self._sums, self._weights
+        for name, values in columns.items():
+            if name != NUM_EXAMPLES and not isinstance(values[0], list):
+                sums[name] = sum(map(mul, values, counts), start=sums.get(name, 0.0))
+                weights[name] = weights.get(name, 0) + sum(counts)
+        self._examples += sum(counts)
 
     def result(self) -> MetricRecord:
         """The means, each over the clients that report it, and the number of samples of all."""
         means: dict[str, float | int] = {name: total / self._weights[name] for name, total in self._sums.items()}
         return MetricRecord({**means, NUM_EXAMPLES: self._examples})
+
+
+def _one_stack(found: Iterable[str | tuple[AcceptedStack, int]], count: int) -> AcceptedStack | None:
+    """The stack of which all `count` replies are, where they all can be used."""
+    places = [one for one in found if isinstance(one, tuple)]
+    stack = places[0][0] if len(places) == count else None
+    return stack if all(own is stack for own, _ in places) else None
 
 
 def _must_not_be_reserved(names: Container[str], of: str) -> None:

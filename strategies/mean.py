@@ -1,5 +1,7 @@
 """A weighted mean that sees one set of tensors at a time."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -39,6 +41,14 @@ class StreamingMean:
         self._take_stack()
         self._begin(tensors)
         torch._foreach_add_(self._sums, [tensors[name] for name in self._names], alpha=weight)
+
+    def add_stack(self, stack: Tensors, weights: Sequence[float]) -> None:
+        """Take in the clients of a stack (clients, …), each with its weight, as `add` would one after the other.
+        It must stay as it is until `result`."""
+        self._take_stack()
+        self._stack, self._weights = stack, [float(weight) for weight in weights] if stack else []
+        for weight in weights:
+            self.weight += weight
 
     def _begin(self, like: Tensors) -> None:
         if not self._sums:

@@ -9,10 +9,11 @@ from flwr.serverapp import Grid
 from scripted_clients import ENROLLED
 
 from perennial.common.config import load_config
+from perennial.common.stacks import StackReply
 from perennial.common.utils.errors import RunStopped, UserError
 from perennial.common.wire import CONFIG, METRICS, MODEL, REFUSED, to_record
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.exchange import AcceptedReply, Exchange, MetricMeans
+from perennial.strategies.exchange import AcceptedReply, AcceptedStack, Exchange, MetricMeans
 from perennial.strategies.screening import Limits, Rejected
 
 Answer = Callable[[str, Message], RecordDict | Error | None]
@@ -127,6 +128,47 @@ def test_a_metric_is_averaged_over_those_who_report_it() -> None:
     for client, metrics in {"a": {"num-examples": 1, "risk": 2.0}, "b": {"num-examples": 3}}.items():
         means.add(AcceptedReply(client, {}, MetricRecord(metrics), ConfigRecord()))
     assert dict(means.result()) == {"risk": 2.0, "num-examples": 4}
+
+
+def stack_of_three(**worst: float) -> tuple[Exchange, StackReply]:
+    """Clients a, b and c, of which b has other numbers where told so, and their stack's answer."""
+    like = {MODEL: {"w": torch.zeros(2)}}
+    exchange = Exchange("train", 1, {1: "a", 2: "b", 3: "c"}, lambda _: like)
+    tensors = torch.tensor([[1.0, 2.0], [worst.get("w", 3.0), 4.0], [5.0, 6.0]])
+    metrics = {"num-examples": [1, 2, 3], "risk": [0.1, worst.get("risk", 0.2), 0.3]}
+    return exchange, StackReply([1, 2, 3], {MODEL: {"w": tensors}}, metrics, {})
+
+
+def test_a_stack_comes_as_one_where_all_its_replies_can_be_used() -> None:
+    exchange, reply = stack_of_three()
+    (stack,) = exchange.accepted_together([reply], Limits(strategy().run), 1.0)
+    assert isinstance(stack, AcceptedStack)
+    again, reply = stack_of_three()
+    each = list(again.accepted([reply], Limits(strategy().run), 1.0))
+    for place, own in enumerate(each):
+        same = stack.reply(place)
+        assert (own.client, own.metrics, own.nbytes) == (same.client, same.metrics, same.nbytes)
+        assert torch.equal(own[MODEL]["w"], same[MODEL]["w"])
+    assert exchange.samples == again.samples == {"a": 1, "b": 2, "c": 3}
+    assert exchange.bytes_up == again.bytes_up == 3 * 8
+    one_by_one, together = MetricMeans(), MetricMeans()
+    for own in each:
+        one_by_one.add(own)
+    together.add(stack)
+    assert (
+        dict(together.result()) == dict(one_by_one.result()) == {"risk": pytest.approx(1.4 / 6), "num-examples": 6}
+    )
+
+
+@pytest.mark.parametrize("worst", [{"w": float("nan")}, {"risk": float("inf")}])
+def test_a_stack_with_a_reply_that_cannot_be_used_comes_one_by_one(worst: dict[str, float]) -> None:
+    exchange, reply = stack_of_three(**worst)
+    found = list(exchange.accepted_together([reply], Limits(strategy().run), 0.5))
+    assert [own.client for own in found if isinstance(own, AcceptedReply)] == ["a", "c"]
+    assert exchange.left_out.keys() == {"b"}
+    exchange, reply = stack_of_three(**worst)
+    with pytest.raises(RunStopped, match="only 2 of 3 clients"):
+        list(exchange.accepted_together([reply], Limits(strategy().run), 1.0))
 
 
 def test_the_cohort_depends_on_seed_and_round_and_not_on_who_is_there() -> None:

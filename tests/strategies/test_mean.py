@@ -76,3 +76,19 @@ def test_the_mean_of_one_is_itself_bit_by_bit() -> None:
 def test_there_is_no_mean_of_nothing() -> None:
     with pytest.raises(ValueError, match="nothing"):
         StreamingMean().result()
+
+
+def test_a_stack_is_taken_in_as_its_clients_are() -> None:
+    stack, weights = {"w": torch.randn(4, 3), "n": torch.arange(4)}, [3, 1, 0, 2]
+    one_by_one, together = StreamingMean(), StreamingMean()
+    for mean in (one_by_one, together):
+        mean.add({"w": torch.ones(3), "n": torch.tensor(7)}, 2)
+    for place, weight in enumerate(weights):
+        one_by_one.add({name: tensor[place] for name, tensor in stack.items()}, weight)
+    together.add_stack(stack, weights)
+    together.add_stack({"w": stack["w"][:1], "n": stack["n"][:1]}, [1])
+    one_by_one.add({name: tensor[0] for name, tensor in stack.items()}, 1)
+    assert one_by_one.weight == together.weight == 9
+    expected, found = one_by_one.result(), together.result()
+    assert torch.equal(found["n"], expected["n"])
+    torch.testing.assert_close(found["w"], expected["w"])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from perennial.common.utils.seeding import derive, numpy_generator, torch_generator
+from perennial.common.utils.seeding import derive, derive_each, numpy_generator, torch_generator
 
 parts = st.one_of(st.integers(-5, 5), st.text("abc-0123", max_size=4))
 keys = st.lists(parts, max_size=4)
@@ -23,6 +23,11 @@ def test_the_derivation_never_changes() -> None:
     digest = blake2b(b"0\x1fclient-1\x1f3\x1fbatches", digest_size=8).digest()
     assert derive(0, "client-1", 3, "batches") == int.from_bytes(digest, "big") // 2
     assert derive(0, "server", 1, "cohort") == 468762256009572354
+
+
+@given(st.integers(0, 3), st.lists(st.text("abc-0123", max_size=4), max_size=3), keys)
+def test_the_seeds_of_many_clients_are_those_of_each(seed: int, names: list[str], key: list[Any]) -> None:
+    assert derive_each(seed, names, *key) == [derive(seed, name, *key) for name in names]
 
 
 @given(st.integers(0, 2**31 - 1), keys)
