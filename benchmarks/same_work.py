@@ -9,12 +9,14 @@ checkpoint). Efficiency is the bare loop's CPU seconds in them divided by those 
 the repeats, each beside the bare loop of its own repeat.
 
 A contender is a function of a workload and an empty folder, listed in `CONTENDERS`. It runs in a process of its
-own, and gives its figures and final tensors. `pfl` is pfl-research, which `uv` installs beside this environment
-when it is first asked for; where it cannot, its row is left out with the reason. Needs Linux (`/proc`).
+own, and gives its figures and final tensors. `pfl` is pfl-research and `jax` a jitted function of a whole round,
+which does FedAvg of equal clients alone. `uv` installs both beside this environment when they are first asked for;
+where it cannot, the row is left out with the reason. Needs Linux (`/proc`).
 """
 
 import argparse
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -81,6 +83,10 @@ WORKLOADS = {
         {"clients": 1000, "samples": 64, "shape": (64,)}, SMALL, batch_size=16, timed_rounds=4,
     ),
 }  # fmt: skip
+
+
+EQUAL = ("small", "mlp", "many")
+"""FedAvg of an MLP with as many samples at each client, which `jax` does."""
 
 
 # ---------------------------------------------------------------------- the contenders
@@ -155,24 +161,42 @@ def plain_flower(workload: Workload, out: Path) -> Figures:
     return Figures(cpu, wall, tree.end(), 0.0, tree.peak / 2**20)
 
 
-PFL = ["uv", "run", "--no-sync", "--quiet", "--with", "pfl==0.6.0", "python"]
-"""pfl-research in an environment of its own on top of this one, so that PyTorch is the same."""
+def beside(package: str) -> list[str]:
+    """Python with a package in an environment of its own on top of this one, so that PyTorch is the same."""
+    return ["uv", "run", "--no-sync", "--quiet", "--with", package, "python"]
+
+
+ELSEWHERE = {"pfl": beside("pfl==0.6.0"), "jax": beside("jax==0.10.0")}
 
 
 def pfl(workload: Workload, out: Path) -> Figures:
     """A simulation in pfl-research."""
     import pfl_app
 
+    return _run(pfl_app.run, workload, out)
+
+
+def jitted(workload: Workload, out: Path) -> Figures:
+    """A round as one function of jax; on one core, as all others are."""
+    os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1"
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    import jax_app
+
+    return _run(jax_app.run, workload, out)
+
+
+def _run(run: Callable[..., tuple[Tensors, dict[str, Tensors]]], workload: Workload, out: Path) -> Figures:
     config = workload.config("bare")
     clock = Clock(config.rounds)
-    weights, personal = pfl_app.run(config, clock.after)
+    weights, personal = run(config, clock.after)
     return _finished(out, flattened({"global": weights, **personal}) if personal else weights, clock)
 
 
-def pfl_absent() -> str:
-    """Why pfl-research cannot take part here; empty where it can."""
+def absent(contender: str) -> str:
+    """Why a contender from elsewhere cannot take part here; empty where it can."""
     try:
-        done = subprocess.run([*PFL, "-c", "import pfl"], capture_output=True, text=True, check=False)
+        command = [*ELSEWHERE[contender], "-c", f"import {contender}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except FileNotFoundError:
         return "there is no uv on the PATH"
     return done.stderr.strip().splitlines()[-1] if done.returncode else ""
@@ -186,6 +210,7 @@ CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
     "simulation": simulation,
     "flower": plain_flower,
     "pfl": pfl,
+    "jax": jitted,
 }
 """The first is what the others are measured by. Other systems are added here."""
 
@@ -196,7 +221,7 @@ CONTENDERS: dict[str, Callable[[Workload, Path], Figures]] = {
 def measure(contender: str, workload: str, folder: Path, rounds: int = 0) -> tuple[Figures, Tensors]:
     """One contender in a process of its own. Raises `Differs` with its last words when it fails."""
     folder.mkdir(parents=True)
-    python = PFL if contender == "pfl" else [sys.executable]
+    python = ELSEWHERE.get(contender, [sys.executable])
     command = [*python, __file__, "--contender", contender, "--workload", workload, "--out", str(folder)]
     done = subprocess.run([*command, "--rounds", str(rounds)], capture_output=True, text=True, check=False)
     if done.returncode:
@@ -275,14 +300,16 @@ def main() -> None:
         (options.out / "figures.json").write_text(json.dumps(asdict(figures)))
         return
     contenders = [name for name in CONTENDERS if name == "bare" or name in asked]
-    if "pfl" in contenders and (why := pfl_absent()):
-        contenders.remove("pfl")
-        print(f"same_work: no row for pfl-research: {why}", file=sys.stderr)
+    for contender in [name for name in contenders if name in ELSEWHERE]:
+        if why := absent(contender):
+            contenders.remove(contender)
+            print(f"same_work: no row for {contender}: {why}", file=sys.stderr)
     rows = []
     with tempfile.TemporaryDirectory(prefix="perennial-benchmark-") as folder:
         for name in [options.workload] if options.workload else WORKLOADS:
+            able = [one for one in contenders if one != "jax" or name in EQUAL]
             try:
-                found = compare(name, contenders, options.repeats, Path(folder))
+                found = compare(name, able, options.repeats, Path(folder))
             except Differs as error:
                 sys.exit(f"same_work: {error}")
             rows += found
