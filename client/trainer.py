@@ -612,7 +612,7 @@ class Means:
     def add(self, metrics: Metrics, weight: float = 1.0) -> None:
         """Take in one step's scalars, the same names at each step, with a weight > 0."""
         for name, metric in metrics.items():
-            term = metric.detach() * weight
+            term = metric.detach() if weight == 1.0 else metric.detach() * weight
             self._sums[name] = self._sums[name] + term if self._weight else term
         self._weight += weight
 

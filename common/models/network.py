@@ -7,10 +7,10 @@ changes is the network's own, so that it is neither sent nor kept.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 
 from perennial.common import plugins
 from perennial.common.models.architectures import Model, build, model_for
@@ -95,6 +95,10 @@ def _size(tensor: Tensor) -> str:
 
 
 # --- Running them --------------------------------------------------------------------------------------
+
+
+Slot = tuple[dict[str, Any], str, str]
+"""Where a module holds a tensor, under which name, and its full state-dict name."""
 
 
 class Network:
@@ -184,10 +188,6 @@ class Network:
         )
         """Whether the model draws in training, as dropout does, or may, and is to be run within `drawing`."""
         self._whole = list(names.items())
-        self._featurizer, self._classifier = (
-            [(name.removeprefix(f"{part}."), own) for name, own in names.items() if name.startswith(f"{part}.")]
-            for part in ("featurizer", "classifier")
-        )
         # On "meta" a module takes no memory and can't be run on weights of its own by mistake. It isn't built
         # there, since drawing normal numbers on "meta" makes PyTorch import sympy and more, for 4 s.
         constants = {name: buffer.to(self.device) for name, buffer in model.named_buffers() if name not in tensors}
@@ -197,6 +197,11 @@ class Network:
             self._model.get_submodule(layer).register_buffer(own, buffer, persistent=False)
         for still in self._still:  # the rest is in training, as any new module
             still.eval()
+        self._slots = [_slot(self._model, name, full) for name, full in self._whole]
+        self._featurizer, self._classifier = (
+            [slot for (name, _), slot in zip(self._whole, self._slots, strict=True) if name.startswith(f"{part}.")]
+            for part in ("featurizer", "classifier")
+        )
 
     def initial(self, seed: int, *key: str | int) -> Tensors:
         """Initial parameters and buffers, without frozen ones: a draw that depends on `seed` and `key` alone.
@@ -240,7 +245,7 @@ class Network:
 
     def predict(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Outputs (samples, `outputs`) of samples x (samples, *input_shape)."""
-        return self._call(self._model, self._whole, self.whole(tensors), x, training)
+        return self._call(self._model, self._slots, self.whole(tensors), x, training)
 
     def features(self, tensors: Mapping[str, Tensor], x: Tensor, training: bool = False) -> Tensor:
         """Features z = Φ(x) (samples, width) of samples x (samples, *input_shape)."""
@@ -319,7 +324,7 @@ class Network:
     def _call(
         self,
         part: nn.Module,
-        names: Iterable[tuple[str, str]],
+        slots: Iterable[Slot],
         tensors: Mapping[str, Tensor],
         x: Tensor,
         training: bool,
@@ -328,14 +333,32 @@ class Network:
             self._model.train(training)
             for layer in self._still:
                 layer.eval()
-        given = {name: tensors[full] for name, full in names}
-        # All names of tied weights are given; looking for them would double the cost of the call.
         if not self.bf16:
-            output: Tensor = functional_call(part, given, (x,), tie_weights=False)
-            return output
+            return _run(part, slots, tensors, x)
         with torch.autocast(self.device.type, torch.bfloat16):
-            output = functional_call(part, given, (x,), tie_weights=False)
+            output = _run(part, slots, tensors, x)
         return output.float()
+
+
+def _slot(model: nn.Module, name: str, full: str) -> Slot:
+    layer, _, own = name.rpartition(".")
+    module = model.get_submodule(layer)
+    held: dict[str, Any] = module._parameters if own in module._parameters else module._buffers
+    return held, own, full
+
+
+def _run(part: nn.Module, slots: Iterable[Slot], tensors: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    """A module's output with these tensors in its slots; as `torch.func.functional_call`, which looks each of them
+    up by its name in every call. That takes a tenth of a small model's step."""
+    before = [(held, own, held[own]) for held, own, _ in slots]
+    try:
+        for held, own, full in slots:
+            held[own] = tensors[full]
+        output: Tensor = part(x)
+        return output
+    finally:
+        for held, own, empty in before:
+            held[own] = empty
 
 
 def network(
