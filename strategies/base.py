@@ -206,8 +206,7 @@ class MethodStrategy(Strategy, Generic[H]):
         if looks or self._own or self.run.aggregation.rule != "mean":
             one_by_one = counted(self.accepted(replies, check=self.check))
             return self.combined(server_round, one_by_one), metrics.result()
-        together = counted(self.exchanges[-1].accepted_together(replies, self._limits, self.run.quorum))
-        return self._means(together, {}, self.weight), metrics.result()
+        return self._means(counted(self.accepted_together(replies)), {}, self.weight), metrics.result()
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -392,6 +391,12 @@ class MethodStrategy(Strategy, Generic[H]):
         """
         quorum = self.run.quorum if quorum is None else quorum
         return self.exchanges[-1].accepted(replies, self._limits, quorum, check)
+
+    def accepted_together(self, replies: Iterable[Message]) -> Iterator[AcceptedReply | AcceptedStack]:
+        """As `accepted`, for plain means: in the local runtime, stacks of clients come as one where they can."""
+        if self.run.aggregation.rule != "mean":
+            return self.accepted(replies)
+        return self.exchanges[-1].accepted_together(replies, self._limits, self.run.quorum)
 
     def send(self, grid: Grid, messages: Sequence[Message], seconds: float | None = None) -> Iterable[Message]:
         """The replies to `messages` that come before the run's deadline, or within so many seconds."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from math import ceil
+from typing import Any
 
 import torch
 from flwr.serverapp import Grid
@@ -11,7 +12,7 @@ from perennial.common.methods.fediir import ANCHOR, FedIIR
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import GRADIENT, MODEL
 from perennial.strategies.base import MethodStrategy
-from perennial.strategies.exchange import AcceptedReply, Payload
+from perennial.strategies.exchange import AcceptedReply, AcceptedStack, Payload
 from perennial.strategies.mean import StreamingMean, mix
 
 
@@ -43,8 +44,8 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
         aligned, sent = {name: self.sent[name] for name in self.names}, {MODEL: self.sent}
         expect, action = {GRADIENT: aligned}, "train.gradient"
         if self.run.privacy.mechanism == "none":
-            replies = self.exchange(grid, server_round, cohort, action, sent, expect=expect)
-            self.follow(server_round, replies, like=aligned)
+            messages = self.messages(server_round, cohort, action, sent, expect=expect)
+            self.follow(server_round, self.accepted_together(self.send(grid, messages)), like=aligned)
             return
         means = self.averaged(grid, server_round, cohort, action, sent, expect, self.share)
         self.take(server_round, means.get(GRADIENT, {}), like=aligned)
@@ -60,12 +61,19 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
     def expect(self, model: Tensors) -> Payload:
         return {MODEL: model}
 
-    def follow(self, server_round: int, replies: Iterable[AcceptedReply], like: Tensors) -> None:
+    def follow(self, server_round: int, replies: Iterable[AcceptedReply | AcceptedStack], like: Tensors) -> None:
         """Takes the round's mean gradient into the anchor; with no reply at all the anchor stays as it was."""
-        mean, squares = self.mean(), StreamingMean()
+        mean: Any = self.mean()
+        squares = StreamingMean()
         for reply in replies:
-            mean.add(reply[GRADIENT], weight := self.share(reply))
-            squares.add({"norm": _squared_norm(reply[GRADIENT])}, weight)
+            gradient = reply.arrays[GRADIENT]
+            if isinstance(reply, AcceptedStack):
+                weights = [self.share(reply.reply(place)) for place in range(len(reply))]
+                mean.add_stack(gradient, weights)
+                squares.add_stack({"norm": _squared_norms(gradient)}, weights)
+            else:
+                mean.add(gradient, weight := self.share(reply))
+                squares.add({"norm": _squared_norm(gradient)}, weight)
         gradient = mean.result() if mean.weight else {}
         self.take(server_round, gradient, like, squares.result()["norm"].item() if gradient else 0.0)
 
@@ -96,3 +104,8 @@ class FedIIRStrategy(MethodStrategy[FedIIR]):
 
 def _squared_norm(tensors: Tensors) -> torch.Tensor:
     return torch.stack([tensor.double().square().sum() for tensor in tensors.values()]).sum()
+
+
+def _squared_norms(stack: Tensors) -> torch.Tensor:
+    """Each client's (clients,)."""
+    return torch.stack([tensor.double().square().flatten(1).sum(1) for tensor in stack.values()]).sum(0)
