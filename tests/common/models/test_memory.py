@@ -1,5 +1,6 @@
 """What a model takes is known before it is built."""
 
+import gc
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from perennial.common import plugins
 from perennial.common.config import load_config, parse_task
 from perennial.common.models import memory
 from perennial.common.models.architectures import build
-from perennial.common.models.memory import model_bytes, must_fit
+from perennial.common.models.memory import model_bytes, must_fit, set_aside
 from perennial.common.models.settings import CnnLarge, ConvNet, Logistic, Mlp, ModelSettings, model_settings
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.free_memory import available
@@ -127,3 +128,11 @@ def test_samples_that_do_not_fit_are_one_sentence_and_are_not_drawn(
     monkeypatch.setattr(type(config.scenario), "client_data", lambda *_: pytest.fail("samples were drawn"))
     with pytest.raises(UserError, match=f"{drawn:,} samples of a client take about .* are available; take fewer"):
         Host({}).site(text, parse_task(text), 0)
+
+
+def test_what_a_run_has_set_aside_is_collected_again_after_it() -> None:
+    before = gc.get_freeze_count()
+    with pytest.raises(RuntimeError), set_aside():
+        assert gc.get_freeze_count() > before
+        raise RuntimeError
+    assert gc.get_freeze_count() == before == 0
