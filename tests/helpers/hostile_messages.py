@@ -81,19 +81,19 @@ def honest(subject: str, folder: Path) -> dict[str, Asked]:
             said[request.metadata.message_type] = (request, carried(reply.content))
         return reply
 
-    original = Exchange.accepted
+    original = Exchange._accepted
 
-    def noted(self: Exchange, replies: Any, limits: Limits, quorum: float, check: Any = lambda _: None) -> Any:
+    def noted(self: Exchange, replies: Any, limits: Limits, quorum: float, check: Any = None) -> Any:
         yield from original(self, replies, limits, quorum, check)
         if self.action in said:
-            asked[self.action] = Asked(self, limits, check, *said[self.action])
+            asked[self.action] = Asked(self, limits, check or (lambda _: None), *said[self.action])
 
     here.grid = SpoilingGrid(here.grid, remember)  # type: ignore[assignment]
-    Exchange.accepted = noted  # type: ignore[method-assign]
+    Exchange._accepted = noted  # type: ignore[method-assign]
     try:
         here.run(RunFolder.create(folder / subject, config))
     finally:
-        Exchange.accepted = original  # type: ignore[method-assign]
+        Exchange._accepted = original  # type: ignore[method-assign]
     return asked
 
 

@@ -593,7 +593,7 @@ def test_the_mean_is_uniform_over_those_who_answered() -> None:
     two = [reply("client-0", 1.0, 30), reply("client-1", 4.0, 10)]
     for replies in (two, two[::-1]):
         server = strategy()
-        server.accepted = lambda given, **_: iter(given)  # type: ignore[method-assign,assignment]
+        server.accepted_together = lambda given: iter(given)  # type: ignore[method-assign,assignment]
         arrays, metrics = server.aggregate_train(1, replies)
         assert arrays is not None
         assert arrays["t"].numpy().tolist() == [2.5]
@@ -601,7 +601,7 @@ def test_the_mean_is_uniform_over_those_who_answered() -> None:
         assert metrics is not None
         assert metrics["risk"] == pytest.approx(1.75)  # of all samples
     server, before = strategy(), strategy().auxiliary
-    server.accepted = lambda given, **_: iter(())  # type: ignore[method-assign,assignment]
+    server.accepted_together = lambda given: iter(())  # type: ignore[method-assign,assignment]
     assert server.aggregate_train(1, [])[0] is None
     assert same(server.auxiliary, before)
 

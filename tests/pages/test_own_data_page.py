@@ -2,16 +2,19 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from messy_tables import SITES, hospitals
+from PIL import Image
 from typer.testing import CliRunner
 
 from perennial.server.cli.main import app
 from perennial.server.run.folder import RunFolder
 
-PAGE = Path(__file__).parents[2] / "docs" / "own-data.md"
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "own-data.md"
 
 
 @pytest.fixture
@@ -30,7 +33,8 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
     # Those of joined sites run in test_survey_deployed.py.
     commands = [command for command in commands if command.split()[0] not in ("join", "survey")]
     assert [command.split()[0] for command in commands] == [
-        "describe", "describe", "run", "run", "describe", "compare", "compare", "run", "run", "tune", "export",
+        "describe", *["describe", "run"] * 2,
+        "run", "describe", "compare", "compare", "run", "run", "tune", "export",
         *["describe", "run"] * 3,
     ]  # fmt: skip
     exec(re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)[1], {})  # the page's three folders
@@ -39,6 +43,15 @@ def test_every_command_of_the_page_runs(here: Path) -> None:
         kinds = enumerate(("well", "worse"))
         lines = [f'"patient {word} after {n} days",{label}' for label, word in kinds for n in range(30)]
         Path(f"notes/{site}.csv").write_text("\n".join(["note,label", *lines]) + "\n")
+    shutil.copy(ROOT / "examples" / "picture-and-table" / "both_net.py", ".")
+    for site in ("north", "south"):
+        Path(f"clinics/scans-{site}").mkdir(parents=True)
+        rows = ["age,scan,label"]
+        for n in range(60):
+            place = f"scans-{site}/{n}.png"
+            Image.new("L", (12, 12), 100 + 100 * (n % 2)).save(f"clinics/{place}")
+            rows.append(f"{40 + n % 7},{place},{'ill' if n % 2 else 'well'}")
+        Path(f"clinics/{site}.csv").write_text("\n".join(rows) + "\n")
     said = {}
     for command in commands:
         words = shlex.split(command)

@@ -13,7 +13,8 @@ from perennial.common.data import scenarios
 from perennial.common.utils.errors import UserError
 from perennial.server import studies
 from perennial.server.cli.main import app
-from perennial.server.papers.overview import keep, known, overview
+from perennial.server.papers.kept import keep, known
+from perennial.server.papers.overview import overview
 from perennial.server.papers.reproduce import Reproduction, load_reproduction, reproduction_table
 from perennial.server.run.folder import RunFolder
 from perennial.server.selection.split_rule import Select
@@ -107,14 +108,14 @@ def test_one_search_serves_two_rules(table: Reproduction, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_a_table_s_search_on_its_page(
-    table: Reproduction, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("perennial.server.papers.overview.reproductions", lambda: {"t": tmp_path / "t.toml"})
-    monkeypatch.setattr("perennial.server.papers.overview.load_reproduction", lambda name: table)
+def test_a_table_s_search_on_its_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "t.toml").write_text((TABLE + TWO_ROWS).replace("FedAvg", "FedSDR").replace("fedavg", "fedsdr"))
+    table = load_reproduction("t", tmp_path)
+    monkeypatch.setattr("perennial.server.papers.claims.reproductions", lambda: {"t": tmp_path / "t.toml"})
+    monkeypatch.setattr("perennial.server.papers.claims.load_reproduction", lambda name: table)
     for plan in (table.plan(quick=False), table.plan(quick=False, select=Select.held_out)):
         keep("t", table, compare(plan, tmp_path / "pool", 1), False, plan.select, tmp_path / "results")
-    said, _ = overview(tmp_path / "results", "page.svg")
+    said = "".join(overview(tmp_path / "results", "page.md").values())
     first = "Settings: 3 trials of 1 rounds by split. Command: `perennial reproduce t`"
     other = "3 trials of 1 rounds by held-out. Command: `perennial reproduce t --select held-out`"
     assert 0 < said.index(first) < said.index(other)
@@ -123,7 +124,7 @@ def test_a_table_s_search_on_its_page(
     less = compare(table.plan(quick=False, trials=2, trial_rounds=2), tmp_path / "pool", 1)
     assert "QUICK VERSION" in str(reproduction_table(table, less).title)
     keep("t", table, less, False, Select.by_split, tmp_path / "less")
-    said, _ = overview(tmp_path / "less", "page.svg")
+    said = "".join(overview(tmp_path / "less", "page.md").values())
     assert "`perennial reproduce t --trials 2 --trial-rounds 2`" in said
 
 
