@@ -120,10 +120,8 @@ def must_fit(settings: ModelSettings, input_shape: tuple[int, ...], classes: int
     if isinstance(settings, Pretrained) and (settings.lora or settings.freeze != "none") and 2 * each <= there:
         # What is frozen is here once, and once more while it is made.
         trained = network(settings, input_shape, classes).travelling_bytes
-        needed, what = (
-            2 * each + copies * trained,
-            f"2 copies of {in_gb(each)}, and {copies} of {in_gb(trained)}",
-        )
+        needed = 2 * each + copies * trained
+        what = f"2 copies of {in_gb(each)}, and {copies} of {in_gb(trained)}"
     if needed > there:
         raise UserError(
             f"model: {settings.name!r} of this size takes about {in_gb(needed)} of memory here ({what}), and "

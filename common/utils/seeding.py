@@ -13,15 +13,17 @@ if TYPE_CHECKING:
 
 def derive(seed: int, *key: str | int) -> int:
     """A 63-bit seed that depends on `seed` and on every part of `key`."""
-    text = "\x1f".join([str(seed), *map(str, key)])
-    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
+    return _drawn("\x1f".join([str(seed), *map(str, key)]))
 
 
 def derive_each(seed: int, names: Iterable[str], *key: str | int) -> list[int]:
     """`derive(seed, name, *key)` of each name."""
     before, after = f"{seed}\x1f", "".join(f"\x1f{part}" for part in key)
-    drawn = [blake2b(f"{before}{name}{after}".encode(), digest_size=8).digest() for name in names]
-    return [int.from_bytes(own, "big") >> 1 for own in drawn]
+    return [_drawn(f"{before}{name}{after}") for name in names]
+
+
+def _drawn(text: str) -> int:
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def torch_generator(seed: int, *key: str | int) -> torch.Generator:

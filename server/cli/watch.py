@@ -36,7 +36,6 @@ RECENT = 20
 """Rounds whose mean length says how long the others will take."""
 SECONDS = 1.0
 """Between two looks."""
-LOG = "log.jsonl"
 
 
 @dataclass
@@ -200,17 +199,18 @@ def _followed(connection: "Connection", run: "Run", received: ExitStack) -> Look
     """Looks at the log of a run that a SuperLink has: the file itself where the run writes it on this machine, or
     what its server sends. None where the run is no training, or names code that is not installed here."""
     from perennial.server.deployment.remote_folder import Receiver
+    from perennial.server.run.folder import RunFolder
 
     try:
         config = RunConfig.model_validate_json(str(run.override_config.get("config", "")))
     except (ValueError, UserError):
         return None
-    here = Path(str(run.override_config.get("out", ""))) / LOG
+    here = RunFolder(Path(str(run.override_config.get("out", "")))).events
     if here.exists():
         return watched_log(config, here)
     folder = Path(received.enter_context(tempfile.TemporaryDirectory(prefix="perennial-")))
     received.enter_context(Receiver(connection.control(), str(run.run_id), folder))
-    return watched_log(config, folder / LOG)
+    return watched_log(config, RunFolder(folder).events)
 
 
 @command("watch")

@@ -149,9 +149,7 @@ def describe_texts(
     for name in ("impute", "categories"):
         if getattr(asked, name):
             raise UserError(f"leave out {OF_TABLES[name]}; with --text-column, a text is all of a sample")
-    files = _of(_files(path)[0], sites) if path.is_dir() else [path]
-    if files[0].suffix.lower() not in TABLES:
-        raise UserError(f"--text-column is for tables, and {files[0].name} is none; leave it out")
+    files = _tables(path, sites, "--text-column")
     tables = [read(file, asked.label_column, asked.environment_column, dialect) for file in files]
     for table in tables:
         table.texts(column)
@@ -187,9 +185,7 @@ def describe_pictures(
 
     Raises `UserError`.
     """
-    files = _of(_files(path)[0], sites) if path.is_dir() else [path]
-    if files[0].suffix.lower() not in TABLES:
-        raise UserError(f"--image-column is for tables, and {files[0].name} is none; leave it out")
+    files = _tables(path, sites, "--image-column")
     tables = list[Found]()
     for file in files:
         with suppress(UserError):  # describe says it
@@ -209,6 +205,14 @@ def describe_pictures(
         **_scaling(pixels),
     }
     return replace(told, scenario=announced(scenario))
+
+
+def _tables(path: Path, sites: Sequence[str], option: str) -> list[Path]:
+    """A table, or those of a folder. Raises `UserError` where there is none for the option."""
+    files = _of(_files(path)[0], sites) if path.is_dir() else [path]
+    if files[0].suffix.lower() not in TABLES:
+        raise UserError(f"{option} is for tables, and {files[0].name} is none; leave it out")
+    return files
 
 
 def _load(file: Path, dialect: Dialect, asked: Question) -> Found:

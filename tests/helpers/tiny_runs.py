@@ -82,6 +82,20 @@ def theta(*values: float) -> Tensors:
     return {"theta": torch.tensor(values, dtype=torch.float64)}
 
 
+SMALL_TABLE = """
+title = "T"
+source = "S"
+scenario = "toy"
+rounds = 4
+seeds = 2
+trials = 1
+columns = ["worst", "average"]
+claims = [{ row = "FedAvg", than = "Ditto", column = "worst" }]
+
+[quick]
+rounds = 2
+"""
+"""A paper's table, without its rows."""
 TWO_ROWS = """
 [[rows]]
 title = "FedAvg"

@@ -5,7 +5,7 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from tiny_runs import TWO_ROWS, made_line
+from tiny_runs import SMALL_TABLE, TWO_ROWS, made_line
 from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
@@ -23,25 +23,11 @@ from perennial.server.selection.split_rule import Select
 from perennial.server.study.compare import compare, entry_config, trials_of
 from perennial.testing.tiny_federation import Toy
 
-TABLE = """
-title = "T"
-source = "S"
-scenario = "toy"
-rounds = 4
-seeds = 2
-trials = 1
-columns = ["worst", "average"]
-claims = [{ row = "FedAvg", than = "Ditto", column = "worst" }]
-
-[quick]
-rounds = 2
-"""
-
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Reproduction:
     monkeypatch.setitem(scenarios.SCENARIOS, "toy", Toy())
-    (tmp_path / "t.toml").write_text(TABLE + TWO_ROWS)
+    (tmp_path / "t.toml").write_text(SMALL_TABLE + TWO_ROWS)
     return load_reproduction("t", tmp_path)
 
 

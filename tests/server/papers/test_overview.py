@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from tiny_runs import TWO_ROWS, made_line
+from tiny_runs import SMALL_TABLE, TWO_ROWS, made_line
 from typer.testing import CliRunner
 
 from perennial.common.data import scenarios
@@ -52,20 +52,7 @@ ROOT = Path(__file__).parents[3]
 CLAIM = Claim(row="A", than="B", column="worst")
 PAGE = "results.md"
 
-TABLE = """
-title = "T"
-source = "S"
-scenario = "toy"
-rounds = 4
-seeds = 2
-trials = 1
-columns = ["worst", "average"]
-claims = [{ row = "FedSDR", than = "Ditto", column = "worst" }]
-
-[quick]
-rounds = 2
-"""
-ROWS = TWO_ROWS.replace("FedAvg", "FedSDR").replace("fedavg", "fedsdr")
+TABLE, ROWS = (text.replace("FedAvg", "FedSDR").replace("fedavg", "fedsdr") for text in (SMALL_TABLE, TWO_ROWS))
 
 
 @pytest.fixture
