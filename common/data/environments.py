@@ -74,6 +74,35 @@ def grey(images: Tensor) -> Tensor:
     return images.unsqueeze(1).repeat(1, 2, 1, 1)
 
 
+Mark = Literal["patch", "background", "stripes", "rotation"]
+
+
+def mark(images: Tensor, bits: Tensor, kind: Mark) -> Tensor:
+    """Images (n, s, s) in [0, 1], each with one of two marks, by its bit (n,) int64.
+
+    patch: a bright square in the upper left or the upper right corner; background: the upper or the lower half is
+    at least 0.4; stripes: grey ones across the whole, s/2 or 2 pixels from one to the next; rotation: none, or by
+    90 degrees.
+    """
+    import torch
+
+    if kind == "rotation":
+        return torch.where(bits[:, None, None] == 1, rotate_quarter(images, 1), images)
+    side = images.shape[-1]
+    marks = images.new_zeros(2, side, side)
+    if kind == "patch":
+        marks[0, : side // 4, : side // 4] = 1
+        marks[1, : side // 4, -(side // 4) :] = 1
+    elif kind == "background":
+        marks[0, : side // 2] = 0.4
+        marks[1, side // 2 :] = 0.4
+    else:
+        columns = torch.arange(side)
+        for bit, period in enumerate((side // 2, 2)):
+            marks[bit, :, columns % period < period // 2] = 0.5
+    return images.maximum(marks[bits])
+
+
 def rotate_quarter(images: Tensor, turns: int) -> Tensor:
     """Images (..., h, w) turned by `turns` times 90 degrees counter-clockwise, pixel by pixel exact."""
     import torch

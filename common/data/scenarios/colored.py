@@ -117,7 +117,7 @@ SUBSETS = 8
 """Digit subsets of the thesis; with 80 clients each of them is split over ten."""
 
 
-class _DigitPairs(ColoredScenario):
+class DigitPairs(ColoredScenario):
     """CMNIST's recipe: a client has two of the five classes of each label, and one training environment."""
 
     source = "FedSDR and FedPIN, Tang 2025 §4.5.2 and §5.6.1"
@@ -157,7 +157,7 @@ class _DigitPairs(ColoredScenario):
         return shares
 
 
-class ColoredDigits(_DigitPairs):
+class ColoredDigits(DigitPairs):
     """CMNIST in small, from scikit-learn's digits."""
 
     title = "coloured 8x8 digits, two digits per label and client: CMNIST in small, no download"
@@ -180,7 +180,7 @@ class ColoredDigits(_DigitPairs):
         return {"name": "mlp", "hidden": (64,)}
 
 
-class _ThesisPairs(_DigitPairs):
+class _ThesisPairs(DigitPairs):
     """The two full-sized ones."""
 
     side, stride = 14, 2
