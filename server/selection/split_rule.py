@@ -46,6 +46,12 @@ class Select(StrEnum):
     held_out = "held-out"
     by_split = "split"
     leave_one_out = "leave-one-out"
+    worst_client = "worst-client"
+    less_deviation = "less-deviation"
+    worst_environment = "worst-environment"
+    risk_variance = "risk-variance"
+    worst_group = "worst-group"
+    inferred_group = "inferred-group"
 
 
 VERSION = 2

@@ -13,6 +13,7 @@ from perennial.common.tasks.classes import ACCURACY
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.files import write_text
 from perennial.server.results.formatting import assignments, percent
+from perennial.server.selection.rivals import RIVALS, WITH_REFERENCES, evidence
 from perennial.server.selection.split_rule import (
     UNINFORMED,
     Score,
@@ -52,6 +53,8 @@ class Verdict:
     """By trial, wherever `split` speaks."""
     left_out: dict[int, LeftOut] = field(default_factory=dict)
     """By trial, where environments were left out."""
+    rivals: dict[int, float] = field(default_factory=dict)
+    """By trial, where one of the `RIVALS` chose."""
 
     @property
     def judged(self) -> Mapping[int, Score | LeftOut]:
@@ -75,9 +78,11 @@ def search(
     With `prune` hopeless trials stop early (`server/study/prune.py`), and none of them is chosen.
     """
     configs, why_not = trials(config, count, fixed, optimizers), ""
-    if select is Select.by_split:
+    if select in WITH_REFERENCES:
         if config.references:
-            raise UserError(f"references: {config.references!r} is not possible with split, which makes its own")
+            raise UserError(
+                f"references: {config.references!r} is not possible with {select}, which makes its own"
+            )
         configs, why_not = with_references(configs, out, jobs, watch)
     (found,) = search_each([configs], select, prune, out, jobs, watch, why_not=why_not)
     return found
@@ -98,7 +103,7 @@ def search_each(
     if select is Select.leave_one_out:  # which has a count of its own
         left = [leave_one_out(own, out, jobs, progress.watch) for own in groups]
     outcomes = run_trials(groups, select, prune, out, jobs, progress, later)
-    if select is Select.by_split:
+    if select is Select.by_split or select in RIVALS:
         outcomes = [list(map(readable, own)) for own in outcomes]
     if left:
         return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
@@ -173,6 +178,17 @@ def choose(
         lacking = sum(not own for own in left) if why_not else 0
         sentence = f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking else ""
         return Verdict(best_of(judged), select, sentence, {}, judged)
+    if select in RIVALS:
+        found = {
+            number: own
+            for number, outcome in enumerate(outcomes)
+            if (own := by_rival(outcome, select)) is not None
+        }
+        if not found:
+            task = outcomes[0].config.predicts
+            lacks = f"the task {task.name!r} does not count right answers" if task.headline != ACCURACY else ""
+            return by_held_out(f"{select} does not speak: {why_not or lacks or NONE_JUDGED}")
+        return Verdict(max(found, key=lambda number: found[number]), select, rivals=found)
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
     scores = {
         number: found for number, row in rows.items() if not unusable(row) and (found := score(row)) is not None
@@ -190,6 +206,13 @@ def choose(
             f"{percent(top.constant_mean)} %; what loses least was taken"
         )
     return Verdict(most_robust(scores)[0], Select.by_split, sentence, scores)
+
+
+def by_rival(outcome: Outcome, select: Select) -> float | None:
+    """What one of the `RIVALS` says of the headline model after the last round. Raises as `rows` does."""
+    if not outcome.summary:
+        return None
+    return RIVALS[select](evidence(outcome.rows(), outcome.config.method.evaluates[-1], outcome.summary.rounds))
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:
@@ -261,6 +284,8 @@ def why_lines(outcomes: Sequence[Outcome], verdict: Verdict) -> list[str]:
             f"{measure.text(found.validation)}{measure.unit} on held-out training data" if found else ""
         )
         return [*lines, held_out_text] if found else lines
+    if verdict.rivals:
+        return [*lines, f"{verdict.by}: {verdict.rivals[verdict.trial]:.4f} after the last round"]
     scores = verdict.judged
     answers = outcomes[verdict.trial].config.predicts.answers
     lines.append(_basis(chosen := scores[verdict.trial], counted(answers)))

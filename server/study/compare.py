@@ -22,6 +22,7 @@ from perennial.common.utils.suggestions import unknown
 from perennial.server.results.formatting import assignments
 from perennial.server.results.table import Table
 from perennial.server.run.folder import understood
+from perennial.server.selection.rivals import WITH_REFERENCES
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import (
     AREAS,
@@ -601,7 +602,7 @@ def _references(
 ) -> tuple[dict[tuple[str, int], str], str]:
     """The file of references of each label and seed; none where `split` cannot or need not speak. Also why it
     cannot, where it was to choose."""
-    wanted = plan.select is Select.by_split
+    wanted = plan.select in WITH_REFERENCES
     if not (wanted or plan.counted):
         return {}, ""
     keys = [(label, seed) for label in bases for seed in range(plan.seeds)]

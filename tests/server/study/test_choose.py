@@ -314,8 +314,28 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
             chosen[name, select] = outcomes[verdict.trial].selected("final")
     for select in Select:
         assert verdicts["seen", select] == verdicts["hidden", select]
-        assert select is Select.held_out or len(verdicts["seen", select].judged) == 2
+        own = verdicts["seen", select]
+        assert select is Select.held_out or len(own.judged or own.rivals) == 2
         assert chosen["seen", select] != chosen["hidden", select]  # it was hidden
+
+
+def test_a_rival_takes_the_trial_with_most_of_its_measure(tmp_path: Path) -> None:
+    part = {"kind": "evaluation", "model": "global", "split": "validation", "round": 6, "environment": ["a"]}
+    outcomes = [trial(tmp_path / name, held_out=0.5, a=0.9, d=0.1) for name in ("first", "second", "third")]
+    for outcome, accuracies in zip(outcomes, ((9, 3), (5, 5), (8, 4)), strict=True):
+        RunFolder(outcome.path).append(
+            [
+                {**part, "client": str(client), "count": [10], "correct": [correct], "loss": [1.0]}
+                for client, correct in enumerate(accuracies)
+            ]
+        )
+    verdict = choose(outcomes, Select.worst_client)
+    assert (verdict.trial, verdict.by, verdict.rivals) == (1, "worst-client", {0: 0.3, 1: 0.5, 2: 0.4})
+    assert why_lines(outcomes, verdict)[-1] == "worst-client: 0.5000 after the last round"
+    silent = choose(outcomes, Select.worst_group, "there is one training environment")
+    assert silent.by == "worst-group", "the rows have counts"
+    none = choose([replace(outcomes[0], summary=None)], Select.worst_group, "there is one environment")
+    assert none.sentence == "worst-group does not speak: there is one environment; held-out data decided"
 
 
 @pytest.mark.slow
