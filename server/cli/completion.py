@@ -36,8 +36,8 @@ def models(incomplete: str) -> list[str]:
 
 def tables(incomplete: str) -> list[str]:
     """Names of reproductions that begin so."""
-    from perennial.server.papers.regret import NAME
     from perennial.server.papers.reproduce import reproductions
+    from perennial.server.papers.selection_study import NAME
 
     return _begin([*reproductions(), NAME], incomplete)
 

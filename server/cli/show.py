@@ -144,11 +144,11 @@ def _lines(kind: str, task: TaskName | None = None) -> dict[str, str]:
 
             return {**{name: model.summary for name, model in MODELS.items()}, **GIVEN}
         case "reproductions":
-            from perennial.server.papers import regret
+            from perennial.server.papers import selection_study
             from perennial.server.papers.reproduce import load_reproduction, reproductions
 
             tables = {name: load_reproduction(name).title for name in reproductions()}
-            return {**tables, regret.NAME: regret.TITLE}
+            return {**tables, selection_study.NAME: selection_study.TITLE}
         case _:
             from perennial.server.papers.recipes import recipes
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -255,7 +255,7 @@ def reproduce_table(
     as_json: Json = False,
 ) -> None:
     """A table of a paper beside ours; runs what is missing. Started again, it continues."""
-    from perennial.server.papers import regret
+    from perennial.server.papers import selection_study
     from perennial.server.papers.kept import keep, kept_beside, known
     from perennial.server.papers.reproduce import (
         load_reproduction,
@@ -276,16 +276,16 @@ def reproduce_table(
     for option, place in (("--keep", results), ("--figures", figures)):
         if place and place.exists() and not place.is_dir():
             raise UserError(f"{option} {place} is a file; name a folder")
-    if page and not name:
-        _overview(page, results or KEPT, check)
+    if page and name in ("", None, selection_study.NAME):
+        _overview(page, results or KEPT, check, bool(name))
         return
     if page or not name:
         raise UserError("TABLE: name one table, or ask for the page of all claims with --overview FILE")
     jobs, rows = jobs or cores(), only or ()
-    if name == regret.NAME:
+    if name == selection_study.NAME:
         if trial_rounds or select:
             raise UserError(f"{name}: --trial-rounds and --select are not possible; it compares all rules")
-        full = regret.QUICK if quick else regret.Size()
+        full = selection_study.QUICK if quick else selection_study.Size()
         if strangers := [row for row in rows if row not in full.methods]:
             raise UserError(unknown("row", strangers[0], full.methods))
         size = replace(
@@ -296,12 +296,9 @@ def reproduce_table(
             trials=trials or full.trials,
         )
         with watching_runs(as_json) as watch:
-            cases, troubles = regret.measure(size, folder, jobs, watch, data_root, device, results)
-        made = [regret.regret_table(cases), regret.harm_table(cases)]
-        named = [(f"{case.method} on {case.scenario}, seed {case.seed}", case.sentence) for case in cases]
-        troubles = [*(f"{who}: {sentence}" for who, sentence in named if sentence), *troubles]
-        print_outcome(as_json, regret.regret_json(cases), made, [], troubles)
-        drawn = {"selection": regret.regret_figure(cases)} if figures else {}
+            found, troubles = selection_study.measure(size, folder, jobs, watch, data_root, device, results)
+        print_outcome(as_json, list(map(asdict, found)), selection_study.tables(found).values(), [], troubles)
+        drawn = {"selection": selection_study.figure(found)} if figures and found else {}
     else:
         with watching_runs(as_json) as watch:
             table = load_reproduction(name)
@@ -332,9 +329,9 @@ def reproduce_table(
             comparison = compare(plan, folder, jobs, watch)
             if results:
                 keep(name, table, comparison, quick, plan.select, results)
-        data, made = reproduction_json(table, comparison, quick), [reproduction_table(table, comparison, quick)]
+        made = [reproduction_table(table, comparison, quick)]
         lines = [*remark_lines(table, comparison), *comparison_lines(comparison)]
-        print_outcome(as_json, data, made, lines, trouble_lines(comparison))
+        print_outcome(as_json, reproduction_json(table, comparison, quick), made, lines, trouble_lines(comparison))
         drawn = {}
         if figures:
             from perennial.server.report.pictures import pictures
@@ -348,22 +345,29 @@ def reproduce_table(
         write_text(figures / f"{stem}.svg", svg)
 
 
-def _overview(page: Path, results: Path, check: bool) -> None:
-    """Write the page of all claims and what belongs to it; with `check`, exit code 1 where these are others."""
-    from perennial.server.papers.overview import overview
+def _overview(page: Path, results: Path, check: bool, of_selection: bool) -> None:
+    """Write the page of all claims, or that of the study of selections, and what belongs to it.
+
+    With `check`, exit code 1 where these are others.
+    """
+    from perennial.server.papers import overview, selection_study
     from perennial.server.run.output_files import must_be_ours
 
-    if not check:
-        must_be_ours(page, ENDINGS["markdown"], "--overview")
     if not results.is_dir():
         raise UserError(f"--keep {results}: there is no such folder; it is the one with a file for each table")
-    made = {page.parent / name: text for name, text in overview(results, page.name).items()}
+    if of_selection:
+        made = selection_study.page_and_figure(page, results)
+    else:
+        if not check:
+            must_be_ours(page, ENDINGS["markdown"], "--overview")
+        made = {page.parent / name: text for name, text in overview.overview(results, page.name).items()}
     if not check:
         for file, text in made.items():
             file.parent.mkdir(parents=True, exist_ok=True)
             write_text(file, text)
     elif any(not file.is_file() or file.read_bytes() != text.encode() for file, text in made.items()):
-        err.print(f"{page} is not what {results} says; make it with `perennial reproduce --overview {page}`")
+        what = f"{selection_study.NAME} " * of_selection
+        err.print(f"{page} is not what {results} says; make it with `perennial reproduce {what}--overview {page}`")
         raise typer.Exit(1)
 
 

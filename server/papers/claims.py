@@ -152,11 +152,6 @@ def counts_text(found: Sequence[Finding]) -> str:
     return f"Of {len(found)} claims: {', '.join(counts)}.\n"
 
 
-def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A table's lines."""
-    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
-
-
 def lines_of(lines: Iterable[str]) -> Iterator[str]:
     """With their ends."""
     return (f"{line}\n" for line in lines)

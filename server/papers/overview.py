@@ -13,10 +13,10 @@ from perennial.server.papers.claims import (
     counts_of,
     counts_text,
     lines_of,
-    markdown_table,
 )
 from perennial.server.papers.paper_page import paper_page
 from perennial.server.papers.verdicts import HOLDS, JUDGED, LEVEL, VERDICTS, Finding
+from perennial.server.results.formatting import markdown_table
 from perennial.server.selection.split_rule import Select
 
 LARGE = 10.0

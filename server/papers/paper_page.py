@@ -13,12 +13,11 @@ from perennial.server.papers.claims import (
     count_cells,
     counts_text,
     lines_of,
-    markdown_table,
 )
 from perennial.server.papers.kept import Kept
 from perennial.server.papers.reproduce import Reproduction
 from perennial.server.papers.verdicts import FAILS, HOLDS, SELECTION, VERDICTS, Finding, findings, leaders
-from perennial.server.results.formatting import assignments
+from perennial.server.results.formatting import assignments, markdown_table
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import AS_IN_PAPER, SPLIT
 from perennial.server.study.compare import DECIMALS, NO_SELECTION, as_shown, budget, spread

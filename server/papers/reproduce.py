@@ -20,7 +20,7 @@ from perennial.common.methods import METHODS, method_class
 from perennial.common.utils.errors import UserError
 from perennial.common.utils.parsing import from_toml
 from perennial.common.utils.suggestions import sentence, unknown
-from perennial.server.papers import regret
+from perennial.server.papers import selection_study
 from perennial.server.selection.split_rule import Select
 from perennial.server.selection.summary import AREAS, SELECTIONS
 from perennial.server.study.compare import (
@@ -320,7 +320,7 @@ def load_reproduction(name: str, folder: Path = FOLDER) -> Reproduction:
     """A table of a paper. Raises `UserError` for an unknown name and for a file that does not fit."""
     files = reproductions(folder)
     if name not in files:
-        raise UserError(unknown("reproduction", name, [*files, regret.NAME]))
+        raise UserError(unknown("reproduction", name, [*files, selection_study.NAME]))
     return parsed(files[name], Reproduction)
 
 

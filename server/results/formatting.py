@@ -1,6 +1,6 @@
 """What tables on a terminal and on a page say in the same way: numbers, sizes, members."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 from perennial.common.tasks import Measure
 
@@ -51,3 +51,8 @@ def duration(seconds: float) -> str:
         if seconds < length:
             return f"{seconds / (length / 90):.0f} {unit}"
     return f"{seconds / 3600:.1f} h"
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """A table's lines."""
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]

@@ -179,16 +179,16 @@ def choose(
         sentence = f"{lacking} of {len(left)} trials could not be judged: {why_not}" if lacking else ""
         return Verdict(best_of(judged), select, sentence, {}, judged)
     if select in RIVALS:
-        found = {
-            number: own
+        values = {
+            number: value
             for number, outcome in enumerate(outcomes)
-            if (own := by_rival(outcome, select)) is not None
+            if (value := by_rival(outcome, select)) is not None
         }
-        if not found:
+        if not values:
             task = outcomes[0].config.predicts
             lacks = f"the task {task.name!r} does not count right answers" if task.headline != ACCURACY else ""
             return by_held_out(f"{select} does not speak: {why_not or lacks or NONE_JUDGED}")
-        return Verdict(max(found, key=lambda number: found[number]), select, rivals=found)
+        return Verdict(max(values, key=lambda number: values[number]), select, rivals=values)
     rows = {number: row for number, outcome in enumerate(outcomes) if (row := last_counts(outcome))}
     scores = {
         number: found for number, row in rows.items() if not unusable(row) and (found := score(row)) is not None
