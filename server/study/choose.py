@@ -351,7 +351,8 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: 
         write_text(files[-1], chosen.model_copy(update={"references": ""}).toml())
     ranges = search_ranges(type(config.method))
     judged = {number: (found.score, found.error) for number, found in verdict.judged.items()}
-    judged = judged or {number: (value, 0.0) for number, value in held_out(outcomes).items()}
+    alone = verdict.rivals or held_out(outcomes)
+    judged = judged or {number: (value, 0.0) for number, value in alone.items()}
     if judged:
         files.append(folder / f"{stem}.svg")
         tried = {name: [getattr(outcomes[n].config.method, name) for n in judged] for name in ranges}
@@ -359,7 +360,8 @@ def keep(outcomes: Sequence[Outcome], verdict: Verdict, select: Select, folder: 
         measure = ACCURACY if verdict.scores else config.predicts.headline
         by = f"leave-one-out {measure.title}" if verdict.left_out else f"held-out {measure.title}"
         label = f"{'split' if verdict.scores else by}{measure.unit and ', %'}"
+        label, factor = (verdict.by.value, 1.0) if verdict.rivals else (label, measure.factor)
         logs = [name for name in tried if ranges[name].kind == "log"]
         chosen_at = list(judged).index(verdict.trial) if verdict.trial in judged else None
-        write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at, measure.factor))
+        write_text(files[-1], knob_figure(tried, list(judged.values()), label, logs, chosen_at, factor))
     return files

@@ -41,6 +41,8 @@ def sweep_rows(outcomes: Sequence[Outcome], verdict: Verdict) -> list[dict[str, 
         pruned = asdict(outcome.pruned) if outcome.pruned else None
         if pruned:
             del pruned["measure"]
+        if verdict.rivals:
+            row[verdict.by.value] = verdict.rivals.get(number)
         rows.append(row | {"pruned": pruned, "run": str(outcome.path), "trouble": outcome.trouble})
     return rows
 
@@ -64,7 +66,8 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
     judged = ["split"] * by_split + ["leave-one-out"] * bool(verdict.left_out)
     settings = [name.replace("_", "_\n") for name in searched]
     tested = overall(first.sites_with_data, first.scenario.test_environments)
-    headings = ["held-out\ntraining", *(f"test\n{name}" for name in tested)]
+    rival = [verdict.by.value] if verdict.rivals else []
+    headings = [*rival, "held-out\ntraining", *(f"test\n{name}" for name in tested)]
     for heading in ("trial", *settings, *judged, *headings):
         table.add_column(heading, justify="right")
     for row in sweep_rows(outcomes, verdict):
@@ -80,6 +83,7 @@ def sweep_table(outcomes: Sequence[Outcome], verdict: Verdict) -> Table:
         elif stopped:  # by split, whose column is then the first
             scores[0] = f"({ACCURACY.text(stopped['score'])})"
         style = "bold" if mark else "dim" if stopped else ""
+        scores += ["–" if row[name] is None else f"{row[name]:.4f}" for name in rival]
         table.add_row(f"{mark}{row['trial']}", *values, *scores, *measured, style=style)
     return table
 

@@ -332,6 +332,9 @@ def test_a_rival_takes_the_trial_with_most_of_its_measure(tmp_path: Path) -> Non
     verdict = choose(outcomes, Select.worst_client)
     assert (verdict.trial, verdict.by, verdict.rivals) == (1, "worst-client", {0: 0.3, 1: 0.5, 2: 0.4})
     assert why_lines(outcomes, verdict)[-1] == "worst-client: 0.5000 after the last round"
+    assert [row["worst-client"] for row in sweep_rows(outcomes, verdict)] == [0.3, 0.5, 0.4]
+    shown = {str(column.header): list(column.cells) for column in sweep_table(outcomes, verdict).columns}
+    assert shown["worst-client"] == ["0.3000", "0.5000", "0.4000"]
     silent = choose(outcomes, Select.worst_group, "there is one training environment")
     assert silent.by == "worst-group", "the rows have counts"
     none = choose([replace(outcomes[0], summary=None)], Select.worst_group, "there is one environment")
