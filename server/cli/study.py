@@ -271,6 +271,8 @@ def reproduce_table(
             f"--config {config} is not possible; a paper's table belongs to the paper's own scenario, and "
             f"`perennial compare METHOD --config {config}` is for data of your own"
         )
+    if check and name == selection_study.NAME:
+        page = page or selection_study.PAGE
     if check and not page:
         raise UserError("--check is for --overview FILE: it compares that page with what is kept")
     for option, place in (("--keep", results), ("--figures", figures)):

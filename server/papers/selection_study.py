@@ -31,6 +31,8 @@ from perennial.server.study.sweep import trials
 NAME = "selection"
 FILE = f"{NAME}-trials.jsonl"
 """Of the trials that are kept, one a line."""
+PAGE = Path("docs/selection.md")
+"""With the tables, in the project's folder."""
 TITLE = "What ways of choosing without test data choose, on scenarios whose shortcut is known"
 METHODS = ("irm", "groupdro", "perinvfl", "fedsdr")
 SMALL_PICTURES = ("train_per_class=500", "test_per_class=100", "validation_fraction=0.2")

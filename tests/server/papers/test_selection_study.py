@@ -142,6 +142,8 @@ def test_the_study_runs_keeps_its_trials_and_fills_a_page(tmp_path: Path, monkey
     assert "old" not in page.read_text()
     assert page.read_text().count("words") == 5
     reproduced("--overview", str(page), "--check")
+    monkeypatch.setattr(selection_study, "PAGE", page)
+    reproduced("--check")
     kept.write_text(json.dumps({**asdict(Trial(**trials[0])), "seed": "x"}) + "\n")
     assert "line 1: seed" in reproduced("--quick", code=2)
     assert "unknown row 'fedsdrr'" in reproduced("--row", "fedsdrr", code=2)
