@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 from perennial.common.methods import METHODS
+from perennial.server.papers.selection_study import page_and_figure
 
 ROOT = Path(__file__).parents[2]
 NOTES = "spec" + "/"
@@ -170,6 +171,11 @@ def test_what_a_method_costs_is_what_the_table_says(method: str) -> None:
 def test_the_tables_of_robust_rules_are_what_the_kept_runs_say() -> None:
     attacks = benchmark("attacks")
     assert attacks.text(attacks.made(attacks.POOL)) in (ROOT / "docs" / "robust.md").read_text()
+
+
+def test_the_tables_of_the_study_of_split_are_what_the_kept_trials_say() -> None:
+    for file, text in page_and_figure(ROOT / "docs" / "selection.md", ROOT / "results").items():
+        assert file.read_bytes() == text.encode(), f"perennial reproduce selection --overview makes {file.name}"
 
 
 DIFFERENCES = [  # page, file of results, row, of which it is below, what the page says
