@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, mode
 from string import ascii_uppercase
 
 from perennial.server.papers.claims import (
@@ -108,14 +108,15 @@ def _runs(name: str, table: Reproduction, files: Sequence[Sequence[Kept]]) -> It
     """What runs there are, with the letter of each."""
     for letter, lines in zip(ascii_uppercase, files, strict=False):
         of_last = [line for line in lines if line.selection == SELECTION] or lines[:1]
-        made = min(of_last, key=lambda line: line.seeds)
-        more = "; ".join(line.row for line in of_last if line.seeds > made.seeds)
+        seeds = mode(line.seeds for line in of_last)
+        made = next(line for line in of_last if line.seeds == seeds)
+        others = ", ".join(f"{line.seeds} of {line.row}" for line in of_last if line.seeds != seeds)
         waiting = any(own.verdict == "not run" for own in findings(table, lines))
         chosen = f"{budget(made.trials, made.trial_rounds)} by {made.by}" if made.way else table.chosen
         chosen += ", **which reads test data**" * (made.way is Select.as_in_paper)
         size = _size(table, made, waiting)
         yield (
-            f"- {f'**{letter}**: ' * (len(files) > 1)}{made.seeds} seeds{f' (more: {more})' * bool(more)}. "
+            f"- {f'**{letter}**: ' * (len(files) > 1)}{seeds} seeds{f' ({others})' * bool(others)}. "
             f"Size: {size}. Settings: {chosen}. Command: `{_command(name, table, made)}`"
         )
 
