@@ -429,8 +429,8 @@ def test_the_removal_steps_by_an_independent_computation(removed_from: str) -> N
 
 
 def test_features_may_shrink_from_the_removal_and_logits_may_not() -> None:
-    """A quarter of the features under four times the classifier is the same predictor. The removal from features is
-    a quarter of what it was, that from logits what it was."""
+    """A quarter of the features under four times the classifier is the same predictor. The removal from features
+    is a quarter of what it was, that from logits what it was."""
     start, names = NET.initial(3), NET.classifier_names
     factors = {name: 0.25 if name not in names else 4.0 if "weight" in name else 1.0 for name in start}
     shrunk = {name: factors[name] * tensor for name, tensor in start.items()}

@@ -25,7 +25,7 @@ from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
 from perennial.server.results.figures import knob_figure
 from perennial.server.run.folder import RunFolder
-from perennial.server.selection.split_rule import Score, Select, most_robust
+from perennial.server.selection.split_rule import WITHOUT_TEST_DATA, Score, Select, most_robust
 from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import (
     advice,
@@ -342,13 +342,13 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
     for name in ("seen", "hidden"):
         if name == "hidden":
             monkeypatch.setattr(Three, "client_data", hidden)
-        for select in Select:
+        for select in WITHOUT_TEST_DATA:
             outcomes, verdict = search(three(), 2, FIXED, select, tmp_path / name, 1)
             verdicts[name, select] = verdict
             assert all(outcome.summary for outcome in outcomes)
             assert verdict.trial is not None
             chosen[name, select] = outcomes[verdict.trial].selected("final")
-    for select in Select:
+    for select in WITHOUT_TEST_DATA:
         assert verdicts["seen", select] == verdicts["hidden", select]
         own = verdicts["seen", select]
         assert select is Select.held_out or len(own.judged or own.rivals) == 2
