@@ -26,7 +26,7 @@ from perennial.server.runs import (
     save_in_memory,
     without_data,
 )
-from perennial.server.selection.split_rule import Select
+from perennial.server.selection.split_rule import WITHOUT_TEST_DATA, Select
 from perennial.server.study import compare as comparing
 from perennial.server.study import unseen_sites
 from perennial.server.study.batch import Outcome, Watch, troubles_of
@@ -333,6 +333,6 @@ def not_used(config: Path | str) -> str:
 
 
 def _select(name: str) -> Select:
-    if name not in [*Select]:
-        raise UserError(f"select: {unknown('selection', name, Select)}")
+    if name not in WITHOUT_TEST_DATA:
+        raise UserError(f"select: {unknown('selection', name, WITHOUT_TEST_DATA)}")
     return Select(name)

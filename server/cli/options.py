@@ -21,7 +21,7 @@ from perennial.common.utils.events import VARIABLE, set_format
 from perennial.server.cli.completion import methods, scenarios
 from perennial.server.cli.console import Working, sentences
 from perennial.server.runs import MOST, POOL
-from perennial.server.selection.split_rule import Select
+from perennial.server.selection.split_rule import WITHOUT_TEST_DATA, Select
 
 if TYPE_CHECKING:
     from perennial.server.deployment.submission import Connection
@@ -218,7 +218,12 @@ DataRoot = Annotated[
 ]
 Device = Annotated[str | None, typer.Option(help=r"auto, cpu, cuda or cuda:N.  \[default: auto]")]
 Selected = Annotated[
-    Select, typer.Option("--select", help="What a trial is chosen by, on training data alone (docs/selection.md).")
+    str,
+    typer.Option(
+        "--select",
+        click_type=click.Choice([own.value for own in WITHOUT_TEST_DATA]),
+        help="What a trial is chosen by, on training data alone (docs/selection.md).",
+    ),
 ]
 Prune = Annotated[
     bool,
@@ -287,7 +292,7 @@ class SearchOptions(StudyOptions):
         None, metavar="METHOD", help="Method, see `perennial list methods`.", autocompletion=methods
     )
     method: str | None = typer.Option(None, help="The same.", autocompletion=methods)
-    select: Selected = Select.by_split
+    select: Selected = Select.by_split.value
     seed: int = typer.Option(0, help="Keys the draws and the runs.")
     optimizers: str = typer.Option(
         "", metavar="NAME,NAME", help="Optimizers of which each trial draws one, such as sgd,adamw."

@@ -125,7 +125,7 @@ def compare_methods(
         1, min=1, max=MOST, help="Search budget of every method, with seed 0; 1 is the defaults."
     ),
     trial_rounds: TrialRounds = None,
-    select: Selected = Select.by_split,
+    select: Selected = Select.by_split.value,
     prune: Prune = False,
     oracle: bool = typer.Option(False, "--oracle", help="Also the round that is best on test data, labelled so."),
     each_site: bool = typer.Option(
@@ -158,7 +158,7 @@ def compare_methods(
             raise UserError(f"--report {page}: it is a page; let its name end in .html")
         must_be_ours(page, ENDINGS["html"], "--report")
     if each_site:
-        if trials > 1 or trial_rounds or select is not Select.by_split or prune or oracle:
+        if trials > 1 or trial_rounds or select != Select.by_split or prune or oracle:
             raise UserError(
                 "--leave-one-site-out is not possible with --trials, --trial-rounds, --select, --prune or "
                 "--oracle; tune first"
@@ -230,7 +230,10 @@ def reproduce_table(
         None, min=1, max=MOST, help="Search budget in place of the table's; 1 is its settings."
     ),
     trial_rounds: TrialRounds = None,
-    select: Select | None = typer.Option(None, help=r"What a search chooses by.  \[default: the table's]"),
+    select: Select | None = typer.Option(
+        None,
+        help=r"What a search chooses by; as-in-paper: as the paper did, on test data.  \[default: the table's]",
+    ),
     only: list[str] | None = typer.Option(
         None, "--row", help="This row, beside FedAvg and Local; may be repeated."
     ),

@@ -124,6 +124,9 @@ does so, and shares no code with the project.
 
 The command of a table makes all its rows anew. With `--keep results` it makes those that the file lacks, with the
 settings that a search has chosen before, and adds them there. So a table goes on without its runs, row by row.
+
+Some papers chose on their test data. Their tables also have the round that they would score, `as-in-paper`, and
+`--select as-in-paper` chooses settings so, too. Both are labelled, and no verdict is made of them.
 """
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, mode
 from string import ascii_uppercase
 
 from perennial.server.papers.claims import (
@@ -92,8 +92,11 @@ def _section(study: Study, name: str, paper: Paper) -> Iterator[str]:
 def _warnings(table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:
     if table.unsettled:
         yield f"- **Cannot be settled here**, because {table.unsettled}."
-    if table.paper_test and not any(line.selection == AS_IN_PAPER for lines in files for line in lines):
-        yield f"- The round that {_best(table)}, as in the paper (`{AS_IN_PAPER}`), is not run yet."
+    chosen = {line.row for lines in files for line in lines if line.selection == AS_IN_PAPER}
+    waiting = [row.title for row in table.rows if row.implemented and row.title not in chosen]
+    if table.paper_test and waiting:
+        which = f" of {', '.join(waiting)}" if chosen else ""
+        yield f"- The round that {_best(table)}, as in the paper (`{AS_IN_PAPER}`), is not run yet{which}."
     if table.seen:
         settings = " and ".join(f"`{name}`" for name in table.seen.settings)
         asked = {row for claim in table.claims for row in (claim.row, claim.than)}
@@ -104,13 +107,17 @@ def _warnings(table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[
 def _runs(name: str, table: Reproduction, files: Sequence[Sequence[Kept]]) -> Iterator[str]:
     """What runs there are, with the letter of each."""
     for letter, lines in zip(ascii_uppercase, files, strict=False):
-        made = next((line for line in lines if line.selection == SELECTION), lines[0])
+        of_last = [line for line in lines if line.selection == SELECTION] or lines[:1]
+        seeds = mode(line.seeds for line in of_last)
+        made = next(line for line in of_last if line.seeds == seeds)
+        others = ", ".join(f"{line.seeds} of {line.row}" for line in of_last if line.seeds != seeds)
         waiting = any(own.verdict == "not run" for own in findings(table, lines))
         chosen = f"{budget(made.trials, made.trial_rounds)} by {made.by}" if made.way else table.chosen
+        chosen += ", **which reads test data**" * (made.way is Select.as_in_paper)
         size = _size(table, made, waiting)
         yield (
-            f"- {f'**{letter}**: ' * (len(files) > 1)}{made.seeds} seeds. Size: {size}. Settings: {chosen}. "
-            f"Command: `{_command(name, table, made)}`"
+            f"- {f'**{letter}**: ' * (len(files) > 1)}{seeds} seeds{f' ({others})' * bool(others)}. "
+            f"Size: {size}. Settings: {chosen}. Command: `{_command(name, table, made)}`"
         )
 
 

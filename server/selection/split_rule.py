@@ -52,7 +52,11 @@ class Select(StrEnum):
     risk_variance = "risk-variance"
     worst_group = "worst-group"
     inferred_group = "inferred-group"
+    as_in_paper = "as-in-paper"
+    """By test data, as a paper did; for that paper's table alone."""
 
+
+WITHOUT_TEST_DATA = tuple(own for own in Select if own is not Select.as_in_paper)
 
 VERSION = 2
 """Of the rule by which scores are compared (`most_robust`); docs/selection.md has its history."""

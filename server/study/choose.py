@@ -25,7 +25,17 @@ from perennial.server.selection.split_rule import (
     score,
     unusable,
 )
-from perennial.server.study.batch import Outcome, Standing, StudyProgress, Watch, progress_of, readable, run_all
+from perennial.server.selection.summary import AS_IN_PAPER, summarise
+from perennial.server.study.batch import (
+    Outcome,
+    Selected,
+    Standing,
+    StudyProgress,
+    Watch,
+    progress_of,
+    readable,
+    run_all,
+)
 from perennial.server.study.leave_one_out import LeftOut, leave_one_out
 from perennial.server.study.prune import run_trials
 from perennial.server.study.run_names import run_name
@@ -97,17 +107,18 @@ def search_each(
     watch: Watch | StudyProgress = lambda _: None,
     later: Sequence[int] = (),
     why_not: str = "",
+    as_in_paper: str = "",
 ) -> list[tuple[list[Outcome], Verdict]]:
     """Each method's trials and the choice; `why_not` where there are no references. Raises as `run_all` does."""
     progress, left = progress_of(watch), []
     if select is Select.leave_one_out:  # which has a count of its own
         left = [leave_one_out(own, out, jobs, progress.watch) for own in groups]
     outcomes = run_trials(groups, select, prune, out, jobs, progress, later)
-    if select is Select.by_split or select in RIVALS:
+    if select not in (Select.held_out, Select.leave_one_out):
         outcomes = [list(map(readable, own)) for own in outcomes]
     if left:
         return [(own, choose(own, select, why, found)) for own, (found, why) in zip(outcomes, left, strict=True)]
-    return [(own, choose(own, select, why_not)) for own in outcomes]
+    return [(own, choose(own, select, why_not, as_in_paper=as_in_paper)) for own in outcomes]
 
 
 def with_references(
@@ -157,13 +168,23 @@ def references_run(config: RunConfig) -> RunConfig:
 
 
 def choose(
-    outcomes: Sequence[Outcome], select: Select, why_not: str = "", left: Sequence[LeftOut | None] = ()
+    outcomes: Sequence[Outcome],
+    select: Select,
+    why_not: str = "",
+    left: Sequence[LeftOut | None] = (),
+    as_in_paper: str = "",
 ) -> Verdict:
     """One of the trials, by the headline model after the last round; the earliest of equals.
 
     By `split` it is the `most_robust`; where no trial is better than a constant, a sentence says so. Where it does
-    not speak, or no environment can be `left` out, held-out data decide.
+    not speak, or no environment can be `left` out, held-out data decide. As in a paper it is the trial whose best
+    round by `as_in_paper` (`summarise`) is the best of all: that reads test data.
     """
+    if select is Select.as_in_paper:
+        every = {number: _on_test(outcome, as_in_paper) for number, outcome in enumerate(outcomes)}
+        on_test = {number: own for number, own in every.items() if own is not None}
+        chosen = max(on_test, key=lambda number: (on_test[number], -number), default=None)
+        return Verdict(chosen, select)
     held_out = best(outcomes)
     if select is Select.held_out:
         return Verdict(held_out, select)
@@ -213,6 +234,20 @@ def by_rival(outcome: Outcome, select: Select) -> float | None:
     if not outcome.summary:
         return None
     return RIVALS[select](evidence(outcome.rows(), outcome.config.method.evaluates[-1], outcome.summary.rounds))
+
+
+def _on_test(outcome: Outcome, column: str) -> float | None:
+    """How good the headline model is by what a paper chose by, in the round that is best by it; more is better."""
+    if not outcome.summary:
+        return None
+    config = outcome.config
+    made = summarise(config, outcome.rows(), seconds=0, as_in_paper=column)["models"][config.method.evaluates[-1]]
+    if AS_IN_PAPER not in made:
+        return None
+    found = Selected.model_validate(made[AS_IN_PAPER])
+    if column == "loss":
+        return None if found.loss is None else -found.loss
+    return config.predicts.headline.goodness(found.values[column])
 
 
 def last_counts(outcome: Outcome) -> dict[str, Any] | None:

@@ -86,7 +86,8 @@ class Plan:
     device: str | None = None
     oracle: bool = False
     as_in_paper: str = ""
-    """By what of the test data a paper chose its round (`summarise`), for one selection more."""
+    """By what of the test data a paper chose (`summarise`): for one selection of rounds more, and for a search by
+    `Select.as_in_paper`."""
     select: Select = Select.held_out
     """What a trial is chosen by."""
     counted: bool = False
@@ -267,6 +268,8 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         raise UserError(f"trial_rounds: {short} is not possible with trials=1, which is no search; say how many")
     if short and short >= first.rounds:
         raise UserError(f"trial_rounds: {short} is not possible; a run has {first.rounds}, and a trial fewer")
+    if plan.select is Select.as_in_paper and not plan.as_in_paper:
+        raise UserError(f"{plan.select} is not possible here: nothing says by what test data a paper chose")
     seeds = f"{plan.seeds} seed{'s' * (plan.seeds > 1)}"
     methods = f"{len(entries)} method{'s' * (len(entries) > 1)} on {plan.scenario_name}"
     watch(Standing(0, 0, 0, 0, doing=f"{methods}, {seeds}: loading PyTorch and the data"))
@@ -299,7 +302,9 @@ def compare(plan: Plan, out: Path, jobs: int, watch: Watch = lambda _: None) -> 
         }
         groups = {label: own for label, own in tried.items() if label not in known}
         later = [first.rounds] * (len(set(map(run_name, bases.values()))) * (plan.seeds - (not short)))
-        found = search_each([*groups.values()], plan.select, plan.prune, out, jobs, progress, later, why_not)
+        found = search_each(
+            [*groups.values()], plan.select, plan.prune, out, jobs, progress, later, why_not, plan.as_in_paper
+        )
         searched = {label: own for label, (own, _) in zip(groups, found, strict=True)}
         verdicts = known | {label: verdict for label, (_, verdict) in zip(groups, found, strict=True)}
         progress.ended = len({run_name(config) for configs in groups.values() for config in configs})

@@ -102,6 +102,17 @@ def test_each_client_of_a_stack_has_its_own_samples_of_an_environment() -> None:
         assert [part.x[number].tolist() for part in (zero, one)] == [part.x.tolist() for part in alone]
 
 
+def test_fedsdr_removes_from_features_in_a_stack_as_client_by_client(tmp_path: Path, sizes: Sizes) -> None:
+    own = ("removed_from=features", "removal=20", "evaluate_every=9")
+    stack, loop = (
+        trained(toy_config("fedsdr", f"cohort_engine={engine}", *own, rounds=2), tmp_path / engine)
+        for engine in ("stack", "loop")
+    )
+    assert ("train", 1) not in sizes
+    assert "train" in dict(sizes)
+    assert gap(stack, loop) < 1e-5
+
+
 @pytest.mark.slow
 def test_stacks_of_a_bounded_size_come_out_the_same_each_time(
     tmp_path: Path, sizes: Sizes, monkeypatch: pytest.MonkeyPatch

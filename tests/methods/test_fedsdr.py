@@ -428,6 +428,25 @@ def test_the_removal_steps_by_an_independent_computation(removed_from: str) -> N
     assert_close(client.kept[PERSONAL], expected)
 
 
+def test_features_may_shrink_from_the_removal_and_logits_may_not() -> None:
+    """A quarter of the features under four times the classifier is the same predictor. The removal from features
+    is a quarter of what it was, that from logits what it was."""
+    start, names = NET.initial(3), NET.classifier_names
+    factors = {name: 0.25 if name not in names else 4.0 if "weight" in name else 1.0 for name in start}
+    shrunk = {name: factors[name] * tensor for name, tensor in start.items()}
+    found = {}
+    for removed_from in ("logits", "features"):
+        client = fedsdr(removed_from=removed_from)
+        constants = client.constants(Received(1, sent()))
+        for which, params in (("start", start), ("shrunk", shrunk)):
+            _, metrics = client.removal_loss(params, client.data.train, constants)
+            found[removed_from, which] = [metrics[name].item() for name in ("risk", "dependence")]
+    (risk, of_logits), (_, of_features) = found["logits", "start"], found["features", "start"]
+    assert of_features > 0
+    assert found["logits", "shrunk"] == pytest.approx([risk, of_logits], rel=1e-5)
+    assert found["features", "shrunk"] == pytest.approx([risk, of_features / 4], rel=1e-5)
+
+
 @pytest.mark.parametrize(("make", "own"), [(toy_site, [0]), (both_environments, [0, 1])])
 def test_the_discovery_steps_by_an_independent_computation(make: Callable[[], Site], own: list[int]) -> None:
     """Ψ and ω with all ω_i frozen; then each own ω_i on samples of its environment with Ψ frozen; and again."""

@@ -15,15 +15,17 @@ from rich.console import Console
 from split_counts import coloured
 from typer.testing import CliRunner
 
+from perennial import tune
 from perennial.common.config import RunConfig, load_config
 from perennial.common.data import scenarios
 from perennial.common.data.examples import ClientData
 from perennial.common.methods.references import FILE
+from perennial.common.utils.errors import UserError
 from perennial.server.cli.main import app
 from perennial.server.local import LocalRuntime
 from perennial.server.results.figures import knob_figure
 from perennial.server.run.folder import RunFolder
-from perennial.server.selection.split_rule import Score, Select, most_robust
+from perennial.server.selection.split_rule import WITHOUT_TEST_DATA, Score, Select, most_robust
 from perennial.server.study.batch import Outcome, Selected, Summary
 from perennial.server.study.choose import (
     advice,
@@ -75,6 +77,40 @@ def test_split_chooses_what_leaves_the_colour_and_says_why(tmp_path: Path) -> No
     assert "split 72.00 % (standard error 2.75)" in text
     assert "of 300 that they do not; the best constant has 50.00 %" in text
     assert "next best: trial 1 (the defaults), split 70.00 %, no more than two standard errors below" in text
+
+
+def test_as_in_a_paper_the_trial_with_the_best_round_on_test_data_is_chosen(tmp_path: Path) -> None:
+    """The second trial has the round that is right most often, the third that of the lowest loss. One that stopped
+    is no choice, whatever its rows say."""
+    shares = [[(0.7, 3.0), (0.2, 3.0)], [(0.9, 5.0), (0.1, 5.0)], [(0.3, 4.0), (0.4, 2.0)], [(1.0, 0.0)]]
+    outcomes = trials(tmp_path, *[COLOUR] * len(shares))
+    for outcome, rounds in zip(outcomes, shares, strict=True):
+        for number, (right, loss) in enumerate(rounds, 1):
+            counts = {
+                "count": [10, 10],
+                "correct": [10 - round(10 * right), round(10 * right)],
+                "loss": [10 * loss] * 2,
+            }
+            test = {"client": "a", "model": "global", "split": "test", "environment": ["p=0.9", "p=0.1"]}
+            RunFolder(outcome.path).append([{"kind": "evaluation", "round": 2 * number, **test, **counts}])
+    outcomes[3] = replace(outcomes[3], summary=None)
+    for column, chosen in (("p=0.1", 1), ("p=0.9", 1), ("loss", 2), ("p=0.5", None)):
+        verdict = choose(outcomes, Select.as_in_paper, as_in_paper=column)
+        assert (verdict.trial, verdict.by, verdict.sentence) == (chosen, "as-in-paper", "")
+
+
+def test_a_search_that_reads_test_data_is_for_a_paper_s_table_alone(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"^as-in-paper is not possible here: nothing says by what test data"):
+        compare(Plan(entries_of(["ditto"]), "colored-digits", 1, 2, select=Select.as_in_paper), tmp_path, 1)
+    with pytest.raises(UserError, match=r"^select: unknown selection 'as-in-paper'"):
+        tune("ditto", scenario="colored-digits", trials=2, select="as-in-paper", out=tmp_path)
+    for command in ("tune", "sweep", "compare"):
+        asked = CliRunner().invoke(app, [command, "ditto", "--select", "as-in-paper"])
+        assert asked.exit_code == 2
+        assert "'as-in-paper' is not one of 'held-out', 'split', 'leave-one-out'" in " ".join(
+            asked.output.replace("│", " ").split()
+        )
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
@@ -306,13 +342,13 @@ def test_the_choice_is_the_same_when_the_test_data_are_hidden(
     for name in ("seen", "hidden"):
         if name == "hidden":
             monkeypatch.setattr(Three, "client_data", hidden)
-        for select in Select:
+        for select in WITHOUT_TEST_DATA:
             outcomes, verdict = search(three(), 2, FIXED, select, tmp_path / name, 1)
             verdicts[name, select] = verdict
             assert all(outcome.summary for outcome in outcomes)
             assert verdict.trial is not None
             chosen[name, select] = outcomes[verdict.trial].selected("final")
-    for select in Select:
+    for select in WITHOUT_TEST_DATA:
         assert verdicts["seen", select] == verdicts["hidden", select]
         own = verdicts["seen", select]
         assert select is Select.held_out or len(own.judged or own.rivals) == 2
