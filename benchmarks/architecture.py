@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[str, ...]] = {
     "client/trainer": (
         *("client.objectives", "client.steps", "client.request", "client.trainer", "client.state"),
         *("client.stateful", "client.site_data", "client.snapshot", "client.secure_aggregation", "client.cohort"),
-        *("client.shelf", "client.captured"),
+        *("client.shelf", "client.packs", "client.captured"),
     ),
     "client/methods": ("client.methods",),
     "client/host": ("client.host",),

@@ -54,6 +54,9 @@ from perennial.common.utils.suggestions import unknown
 from perennial.common.utils.tensors import Tensors, change_marks, must_be_records
 from perennial.common.wire import CLIENT, FROZEN, NUM_EXAMPLES, PERSONAL, from_record, records
 
+RESIDENT_BYTES = 2**31
+"""What the data of more than `RESIDENT` clients may take in a process, that all of them stay."""
+
 
 @lru_cache
 def client_class(method: type[Method]) -> type[Client[Any]]:
@@ -194,6 +197,8 @@ class Host:
     stay: Container[int] = ()
     """Clients that are needed again and again, whose data are let go after those of others."""
     _sites: OrderedDict[int, Site] = field(default_factory=OrderedDict)
+    _held: int = 0
+    """Bytes of the sites, about."""
     _text: str = ""
     """The task that the sites are of."""
     _stacked: StackedData = field(default_factory=StackedData)
@@ -204,22 +209,25 @@ class Host:
     def site(self, text: str, task: Task, number: int) -> Site:
         """Client number `number` of the task. Raises `UserError`.
 
-        Its data are loaded once per process, and again if `RESIDENT` others have been needed since.
+        Its data are loaded once per process; again only if others have been needed since, more than `RESIDENT` of
+        them and with more than `RESIDENT_BYTES`.
         """
         if self._text != text:
             must_fit(task.model, task.scenario.input_shape, task.predicts.outputs)
             samples_must_fit(task.scenario.drawn_samples, task.scenario.input_shape)
             client_class(type(task.method))
             self._sites.clear()  # what the last run needed is let go
+            self._held = 0
             self._stacked.clear()
             self._graphs.clear()
             self._text = text
         if number not in self._sites:
             self._sites[number] = self._load(task, number)
-            if len(self._sites) > RESIDENT:
+            self._held += _size(self._sites[number])
+            while len(self._sites) > RESIDENT and self._held > RESIDENT_BYTES:
                 oldest = next(iter(self._sites))
                 others = (own for own in self._sites if own not in self.stay and own != number)
-                del self._sites[next(others, oldest)]
+                self._held -= _size(self._sites.pop(next(others, oldest)))
         self._sites.move_to_end(number)
         return self._sites[number]
 
@@ -242,6 +250,7 @@ class Host:
             number = self.own.number(task)
             if action == "query":  # a run begins, and the site's files may have changed since the last one
                 self._sites.clear()
+                self._held = 0
         site = self.site(request.task, task, number)
         if action == "query":
             trains = site.role == "trains" and len(site.data.train)
@@ -446,6 +455,13 @@ class Host:
         """One client's kept tensors, which a row is not once it is free."""
         own = {name: tensor.to(self.device) for name, tensor in tensors.items()}
         return {name: tensor.clone() for name, tensor in own.items()} if isinstance(tensors, Row) else own
+
+
+def _size(site: Site) -> int:
+    """Bytes of a client's data, about, with what its Python objects take."""
+    data = site.data
+    parts = [data.train, data.validation, *data.test.values()]
+    return 2**14 + sum(tensor.nbytes for part in parts for tensor in (part.x, part.y, part.environment))
 
 
 def _terms(work: Work, reply: Reply) -> tuple[Mapping[str, Tensors], Sequence[Sum], Mapping[str, Any]]:

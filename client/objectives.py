@@ -38,9 +38,12 @@ def proximal(gradient: list[Tensor], params: list[Tensor], anchor: list[Tensor],
     return total
 
 
-def envelope_gradient(anchor: list[Tensor], params: list[Tensor], proximity: float) -> list[Tensor]:
-    """`λ (ω − θ)`, the gradient in ω of `min_θ R(θ) + (λ/2) ‖θ − ω‖²` at its minimiser θ (Dinh et al. 2020)."""
-    return list(torch._foreach_mul(torch._foreach_sub(anchor, params), proximity))
+def pull(params: list[Tensor], anchor: list[Tensor], proximity: float) -> list[Tensor]:
+    """`λ (θ − ω)`, the gradient in θ of `(λ/2) ‖θ − ω‖²`.
+
+    That of `min_θ R(θ) + (λ/2) ‖θ − ω‖²` in ω is the pull of ω to the minimiser θ (Dinh et al. 2020).
+    """
+    return list(torch._foreach_mul(torch._foreach_sub(params, anchor), proximity))
 
 
 def largest_eigenvalue(

@@ -13,15 +13,16 @@ import shutil
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 
+from perennial.client.packs import Packs
 from perennial.common.utils.errors import UserError
-from perennial.common.utils.files import PRIVATE, clear, load_records, private_folder, save_records, sync
+from perennial.common.utils.files import PRIVATE, clear, load_records, private_folder, save_records
 from perennial.common.utils.tensors import Tensors
 
 Kept = dict[str, Tensors]
@@ -86,15 +87,24 @@ def own_folder(folder: Path) -> Path:
 class FileStates(MutableMapping[str, list[Version]]):
     """Versions on disk, one safetensors file each: `FOLDER/RUN/CLIENT/round-7.0.1-0123456789abcdef.safetensors`.
 
-    The numbers are round, attempt and part, then comes the message; no part is part 0.
+    The numbers are round, attempt and part, then comes the message; no part is part 0. Those that the local
+    runtime has written are in `packs`, by the same names.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @cached_property
+    def packs(self) -> Packs:
+        """Raises `UserError` for one that is damaged."""
+        return Packs(self.folder)
+
     def __getitem__(self, place: str) -> list[Version]:
-        files = sorted((self.folder / place).glob("round-*"))
-        versions = [version for path in files if (version := version_named(path.name, partial(_load, path)))]
+        loads: dict[str, Callable[[], Kept]] = {
+            path.name: partial(_load, path) for path in sorted((self.folder / place).glob("round-*"))
+        }
+        loads |= {name: partial(self.packs.load, place, name) for name in self.packs.names(place)}
+        versions = [version for name, load in loads.items() if (version := version_named(name, load))]
         if not versions:
             raise KeyError(place)
         return versions
@@ -117,14 +127,15 @@ class FileStates(MutableMapping[str, list[Version]]):
 
     def __iter__(self) -> Iterator[str]:
         folders = {path.parent for path in self.folder.glob("*/*/round-*") if _NAME.fullmatch(path.name)}
-        return iter(sorted(folder.relative_to(self.folder).as_posix() for folder in folders))
+        return iter(sorted({*self.packs, *(folder.relative_to(self.folder).as_posix() for folder in folders)}))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
 
 RESIDENT = 1024
-"""Clients of a federation whose data, and what they have saved, stay in a process; of more, the latest ones."""
+"""Clients of a federation whose data, and what they have saved, stay in a process; of more, the latest ones, and
+all whose data are small."""
 
 
 class SavedStates(MutableMapping[str, list[Version]]):
@@ -149,11 +160,15 @@ class SavedStates(MutableMapping[str, list[Version]]):
         """Write all that has changed. What is there of it stays readable if that breaks off."""
         if not self._changed:
             return
-        self._files = FileStates(folder)
-        for place in self._changed:
-            self._files[place] = self._in_memory[place]
-        for run in {(folder / place).parent for place in self._changed}:
-            sync(run)
+        if self._files is None or self._files.folder != folder:
+            self._files = FileStates(folder)
+        wanted = {place: self._in_memory[place] for place in self._changed}
+        self._files.packs.write(
+            {place: {file_name(one): one.kept for one in versions} for place, versions in wanted.items()}
+        )
+        for place in wanted:  # of a run that was begun with an earlier release
+            for path in (folder / place).glob("round-*"):
+                path.unlink()
         self._on_disk.update(self._changed)
         self._changed.clear()
         self._let_go()

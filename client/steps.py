@@ -5,6 +5,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from perennial.client.objectives import pull
 from perennial.common.mathematics.adam import Adam
 from perennial.common.utils.tensors import Tensors
 
@@ -12,20 +13,30 @@ from perennial.common.utils.tensors import Tensors
 class Working:
     """A model's working copy; the tensors it starts from stay as they are."""
 
-    def __init__(self, start: Tensors, names: Iterable[str]) -> None:
-        """`names` are the tensors to be trained, in the order of every gradient."""
+    def __init__(
+        self, start: Tensors, names: Iterable[str], anchor: Tensors | None = None, proximity: float = 0.0
+    ):
+        """`names` are the tensors to be trained, in the order of every gradient.
+
+        With an `anchor`, every gradient has that of `(proximity/2) ‖θ − anchor‖²` in it, without autograd.
+        """
         self.tensors: Tensors = {name: tensor.detach().clone() for name, tensor in start.items()}
         """What losses are computed from; always at the latest step."""
         self._names = tuple(names)
         self._params = [self.tensors[name].requires_grad_() for name in self._names]
         self.values = [tensor.detach() for tensor in self._params]
         """The trained tensors in the same memory, to be changed in place unseen by autograd."""
+        self._anchor = [anchor[name] for name in self._names] if anchor else []
+        self._proximity = proximity
 
     def gradient(self, value: Tensor, *, create_graph: bool = False) -> list[Tensor]:
         """Gradient of a scalar, or of each client's in a stack; zeros for a tensor it does not depend on. To be
         read only: autograd may give several tensors one gradient (of a sum of the two)."""
         value = value.sum() if value.dim() else value  # no client's scalar depends on another one's tensors
-        return list(torch.autograd.grad(value, self._params, create_graph=create_graph, materialize_grads=True))
+        found = torch.autograd.grad(value, self._params, create_graph=create_graph, materialize_grads=True)
+        if self._anchor:
+            return list(torch._foreach_add(found, pull(self.values, self._anchor, self._proximity)))
+        return list(found)
 
     def step(self, direction: Sequence[Tensor], rate: float) -> None:
         """`θ ← θ − rate · direction`."""

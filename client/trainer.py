@@ -124,11 +124,13 @@ class Orders:
             for key in derive_each(seed, names, round_, purpose)
         ]
         try:
+            while isinstance(clients, str):
+                yield torch.randperm(count, generator=generators[0]).to(device)
             while True:
                 drawn = torch.empty(len(names), count, dtype=torch.int64)
                 for generator, row in zip(generators, drawn.unbind(), strict=True):
                     torch.randperm(count, generator=generator, out=row)
-                yield (drawn[0] if isinstance(clients, str) else drawn).to(device)
+                yield drawn.to(device)
         finally:
             _GENERATORS.extend(generators)
 
@@ -550,15 +552,18 @@ class LocalTrainer(Client[T]):
         names: Iterable[str] | None = None,
         purpose: str = "batches",
         optimizer: str | Momentum | Adam = MODEL,
+        anchor: Tensors | None = None,
+        proximity: float = 0.0,
     ) -> tuple[Tensors, dict[str, float]]:
         """Steps on `loss` from `start` (left as it is); the model reached, and the mean metrics of the steps.
 
         `rate` is the step size, by default the method's `learning_rate`; `names` are the tensors to be trained, by
         default all parameters of the network; `purpose` keys the mini-batches; `optimizer` is one, or the name of
-        the model, by which the run's is kept (`optimizer`).
+        the model, by which the run's is kept (`optimizer`). With an `anchor` they are steps on
+        `loss + (proximity/2) ‖θ − anchor‖²`.
         """
         hparams = self.hparams
-        model = Working(start, self.network.parameter_names if names is None else names)
+        model = Working(start, self.network.parameter_names if names is None else names, anchor, proximity)
         rate = hparams.learning_rate if rate is None else rate
         taken, means = self.optimizer(optimizer) if isinstance(optimizer, str) else optimizer, Means()
         batches = self.batches(hparams.local_steps if steps is None else steps, received.round, purpose)

@@ -27,6 +27,8 @@ class Requests(Sequence[Message]):
     ) -> None:
         """`asked` are the nodes, and the records of tensors for each: one object for all who get the same."""
         self.action, self.round, self.config, self.asked = action, round_, config, list(asked)
+        self._last: tuple[Mapping[str, ArrayRecord] | None, RecordDict] = None, RecordDict()
+        """The records of the latest message and a content of them, to be copied: most get the same."""
 
     def __len__(self) -> int:
         return len(self.asked)
@@ -39,7 +41,9 @@ class Requests(Sequence[Message]):
         if isinstance(place, slice):
             return [self[one] for one in range(*place.indices(len(self)))]
         node, arrays = self.asked[place]
-        return Message(RecordDict({CONFIG: self.config, **arrays}), node, self.action, group_id=str(self.round))
+        if self._last[0] is not arrays:
+            self._last = arrays, RecordDict({CONFIG: self.config, **arrays})
+        return Message(self._last[1].copy(), node, self.action, group_id=str(self.round))
 
 
 class Part(Mapping[str, Tensor]):

@@ -11,7 +11,7 @@ from typing import TypeVar
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from torch import Tensor
 
-from perennial.common.flower.arrays import TensorArray, decoded
+from perennial.common.flower.arrays import TensorArray, decoded, record_of
 from perennial.common.utils.tensors import Tensors
 
 R = TypeVar("R", ArrayRecord, MetricRecord, ConfigRecord)
@@ -50,10 +50,7 @@ NUM_EXAMPLES = "num-examples"
 
 def to_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     """An array record over the tensors themselves; the caller must not change them afterwards."""
-    record = ArrayRecord()
-    for name, tensor in tensors.items():
-        record[name] = TensorArray(tensor)
-    return record
+    return record_of({name: TensorArray(tensor) for name, tensor in tensors.items()})
 
 
 def from_record(record: ArrayRecord) -> Tensors:

@@ -166,9 +166,11 @@ def _ranges(tensors: Tensors) -> dict[str, tuple[float, float]]:
     full = {key: tensor for key, tensor in tensors.items() if tensor.numel()}
     if not full:
         return {}
-    extremes = [torch.stack(tensor.aminmax()).double() for tensor in full.values()]
-    found = torch.stack([pair.to(extremes[0].device) for pair in extremes]).tolist()
-    return {key: (low, high) for key, (low, high) in zip(full, found, strict=True)}
+    extremes = [end for tensor in full.values() for end in tensor.aminmax()]
+    if len({(end.dtype, end.device) for end in extremes}) > 1:
+        extremes = [end.double().to(extremes[0].device) for end in extremes]
+    found = iter(torch.stack(extremes).tolist())
+    return {key: (next(found), next(found)) for key in full}
 
 
 def _some(keys: Collection[str]) -> str:

@@ -2,11 +2,7 @@
 
 from typing import TypeVar
 
-from torch import Tensor
-
-from perennial.client.objectives import squared_distance
-from perennial.client.trainer import LocalTrainer, Metrics, Received, Reply
-from perennial.common.data.examples import Examples
+from perennial.client.trainer import LocalTrainer, Received, Reply
 from perennial.common.methods.ditto import Ditto, PulledTraining
 from perennial.common.utils.tensors import Tensors
 from perennial.common.wire import MODEL, PERSONAL
@@ -32,11 +28,14 @@ class DittoClient(LocalTrainer[Ditto]):
 
 def pulled(client: LocalTrainer[P], received: Received) -> Tensors:
     """The client's personal model after `personal_steps` steps on `R(v; B) + (λ/2) ‖v − w^t‖²`."""
-
-    def loss(params: Tensors, batch: Examples, received: Received) -> tuple[Tensor, Metrics]:
-        risk, metrics = client.loss(params, batch, received)
-        distance = squared_distance(params, received[MODEL], client.network.parameter_names)
-        return risk + client.hparams.proximity / 2 * distance, metrics
-
-    steps = client.hparams.personal_steps
-    return client.descend(client.personal(received), loss, received, steps=steps, optimizer=PERSONAL)[0]
+    start, hparams = client.personal(received), client.hparams
+    personal, _ = client.descend(
+        start,
+        client.loss,
+        received,
+        steps=hparams.personal_steps,
+        optimizer=PERSONAL,
+        anchor=received[MODEL],
+        proximity=hparams.proximity,
+    )
+    return personal

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from perennial.client.objectives import envelope_gradient, proximal
+from perennial.client.objectives import proximal, pull
 from perennial.client.steps import Momentum, Working
 from perennial.client.trainer import LocalTrainer, Loss, Means, Received
 from perennial.common.utils.tensors import Tensors
@@ -43,7 +43,7 @@ def envelope_step(rate: float, proximity: float) -> Follow:
     """`w ← w − rate λ (w − θ)`, a step on the Moreau envelope `min_θ R(θ) + (λ/2) ‖θ − w‖²` (Dinh et al. 2020)."""
 
     def follow(copy: list[Tensor], personal: list[Tensor]) -> None:
-        torch._foreach_add_(copy, envelope_gradient(copy, personal, proximity), alpha=-rate)
+        torch._foreach_add_(copy, pull(copy, personal, proximity), alpha=-rate)
 
     return follow
 

@@ -46,6 +46,13 @@ class TensorArray(Array):
         return self.plain().slice_array()
 
 
+def record_of(arrays: dict[str, TensorArray]) -> ArrayRecord:
+    """A record of arrays that need no look at the type of each, which takes as long as to make them."""
+    record = ArrayRecord()
+    record.__dict__["_data"].update(arrays)
+    return record
+
+
 def plain_record(record: ArrayRecord) -> ArrayRecord:
     """A record of Flower's own arrays, which its processes hand to each other as they like."""
     return ArrayRecord(

@@ -10,8 +10,9 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from safetensors import SafetensorError
 
@@ -52,7 +53,7 @@ def save_tensors(path: Path, tensors: Tensors, facts: Mapping[str, str] | None =
     # safetensors refuses views and shared storage.
     plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     # It also sorts them by size; code that walks two models side by side needs the order back.
-    metadata = {**(facts or {}), "names": json.dumps(list(plain)), CHECKSUM: _checksum(plain)}
+    metadata = {**(facts or {}), "names": json.dumps(list(plain)), CHECKSUM: checksum(plain)}
 
     def fill(beside: str) -> None:
         save_file(plain, beside, metadata=metadata)
@@ -93,12 +94,57 @@ def _decoded(data: bytes) -> tuple[Tensors, dict[str, str]]:
     if not isinstance(names, list) or set(map(str, names)) != tensors.keys():
         raise ValueError("its list of names is not that of its tensors")
     ordered = {name: tensors[name] for name in names}
-    if facts.pop(CHECKSUM, None) not in (None, _checksum(ordered)):  # a file of somebody else's has none
+    if facts.pop(CHECKSUM, None) not in (None, checksum(ordered)):  # a file of somebody else's has none
         raise ValueError("its tensors are not those that were written")
     return ordered, facts
 
 
-def _checksum(tensors: Tensors) -> str:
+@dataclass(frozen=True)
+class Header:
+    """What a safetensors file says of itself."""
+
+    start: int
+    """Of the tensors' bytes in the file."""
+    tensors: dict[str, Any]
+    facts: dict[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Raises `OSError` or `ValueError`."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > path.stat().st_size:
+            raise ValueError("its header is longer than the file")
+        header = from_json(file.read(length))
+    facts = header.pop("__metadata__", {}) if isinstance(header, dict) else None
+    if not isinstance(facts, dict):
+        raise ValueError("its header has no facts")
+    return Header(8 + length, header, facts)
+
+
+def load_row(path: Path, header: Header, row: int, digest: str) -> dict[str, Tensors]:
+    """The records of one row of a file whose tensors all have the rows as first axis, and nothing else is read.
+
+    `digest` is their `checksum`. Raises `OSError`, `SafetensorError` or `ValueError`.
+    """
+    own: dict[str, Any] = {"__metadata__": {"names": header.facts.get("names", "null"), CHECKSUM: digest}}
+    parts: list[bytes] = []
+    at = 0
+    with path.open("rb") as file:
+        try:
+            for name, about in header.tensors.items():
+                (begin, end), (rows, *shape) = about["data_offsets"], about["shape"]
+                size = (end - begin) // rows
+                file.seek(header.start + begin + row * size)
+                parts.append(file.read(size))
+                own[name] = {**about, "shape": shape, "data_offsets": [at, at := at + size]}
+        except (KeyError, TypeError, ArithmeticError):
+            raise ValueError("its header is none of such a file") from None
+    text = json.dumps(own).encode()
+    return records_in(b"".join([len(text).to_bytes(8, "little"), text, *parts]))
+
+
+def checksum(tensors: Tensors) -> str:
     """SHA-256 of names, types, shapes and values."""
     import torch
 

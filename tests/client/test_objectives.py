@@ -3,7 +3,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perennial.client.objectives import envelope_gradient, squared_distance
+from perennial.client.objectives import pull, squared_distance
+from perennial.client.steps import Working
 
 
 def test_by_hand_over_the_named_tensors_alone() -> None:
@@ -47,5 +48,18 @@ def test_the_envelopes_gradient_is_the_pulls() -> None:
     anchor, params = torch.randn(2, 3, generator=torch.Generator().manual_seed(0))
     anchor.requires_grad_()
     (expected,) = torch.autograd.grad(0.7 / 2 * (params - anchor).square().sum(), anchor)
-    (found,) = envelope_gradient([anchor.detach()], [params], 0.7)
+    (found,) = pull([anchor.detach()], [params], 0.7)
     torch.testing.assert_close(found, expected)
+
+
+def test_an_anchor_pulls_as_its_squared_distance_in_the_loss_does_bit_for_bit() -> None:
+    draw = torch.Generator().manual_seed(0)
+    start, anchor = ({name: torch.randn(5, 7, generator=draw) for name in "wv"} for _ in range(2))
+    plain, pulled = Working(start, "wv"), Working(start, "wv", anchor, 0.3)
+
+    def risk(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+        return (tensors["w"] * tensors["v"].exp()).sum()
+
+    inside = risk(plain.tensors) + 0.3 / 2 * squared_distance(plain.tensors, anchor, "wv")
+    for found, expected in zip(pulled.gradient(risk(pulled.tensors)), plain.gradient(inside), strict=True):
+        assert torch.equal(found, expected)

@@ -4,7 +4,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Message, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, no_object_id_recompute
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from hypothesis import given, settings
@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from perennial.common.flower.arrays import TensorArray
+from perennial.common.stacks import Requests
 from perennial.common.utils.tensors import Tensors
-from perennial.common.wire import MODEL, from_record, payload_bytes, to_record
+from perennial.common.wire import CONFIG, MODEL, from_record, payload_bytes, to_record
 
 TENSORS = {
     "float32": torch.tensor([[0.1, -3e38], [1e-45, float("inf")]]),
@@ -148,3 +149,11 @@ def test_flowers_array_is_still_made_as_tensor_array_assumes() -> None:
 def test_payload_bytes_counts_values_alone() -> None:
     tensors = {"w": torch.zeros(3, 5), "n": torch.tensor(1), "half": torch.zeros(2).half()}
     assert payload_bytes(tensors) == 60 + 8 + 4
+
+
+def test_what_is_added_to_one_request_is_in_no_other() -> None:
+    arrays = {"model": to_record({"w": torch.zeros(1)})}
+    requests = Requests("train", 1, ConfigRecord({"run": "r"}), [(1, arrays), (2, arrays)])
+    first, second = requests
+    first.content["more"] = ConfigRecord({"name": "x"})
+    assert set(second.content) == set(requests[0].content) == {CONFIG, "model"}

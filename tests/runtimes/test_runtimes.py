@@ -182,6 +182,48 @@ def test_simulation_with_two_actors_equals_local(local: dict[str, Path], tmp_pat
     assert_equal_runs(local["ditto"], path)
 
 
+@pytest.fixture
+def cluster() -> Iterator[tuple[str, list[Path]]]:
+    """The address of two Ray nodes with a core each, on this machine, and their temporary folders."""
+    port = processes.free_port()
+    # Ray's sockets lie there, and a path to one has 107 letters at most.
+    folders = [Path(f"/tmp/perennial-ray-{port}-{number}") for number in range(2)]
+    places = [["--head", f"--port={port}", "--include-dashboard=false"], [f"--address=127.0.0.1:{port}"]]
+    nodes = []
+    try:
+        for folder, place in zip(folders, places, strict=True):
+            own = [f"--temp-dir={folder}", f"--dashboard-agent-listen-port={processes.free_port()}"]
+            more = ["--num-cpus=1", "--block", "--node-ip-address=127.0.0.1", "--disable-usage-stats"]
+            node = subprocess.Popen(
+                [processes.program("ray"), "start", *place, *own, *more], start_new_session=True,
+                env={"RAY_worker_niceness": "0", **processes.environment()},
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+            nodes.append(node)
+            while not list(folder.glob("session_2*/logs/raylet.out")):
+                assert node.poll() is None, f"ray start {place} has ended"
+                time.sleep(0.2)
+        yield f"127.0.0.1:{port}", folders
+    finally:
+        for node in reversed(nodes):
+            node.terminate()
+        for node in nodes:
+            node.wait(timeout=60)
+        for folder in folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.mark.parity
+def test_a_simulation_on_two_ray_nodes_equals_local(
+    local: dict[str, Path], cluster: tuple[str, list[Path]], tmp_path: Path
+) -> None:
+    address, folders = cluster
+    finish(Simulation(tmp_path), config_for("ditto", "simulation", f"ray_address={address}"), tmp_path / "ditto")
+    assert_equal_runs(local["ditto"], tmp_path / "ditto")
+    # A client takes a core, and a node has one: so each of the two processes that answered is on its own.
+    assert all(list(folder.glob("session_2*/logs/worker-*-01000000-*.out")) for folder in folders)
+
+
 def test_a_simulation_without_room_for_a_client_says_so(tmp_path: Path) -> None:
     config = config_for("fedavg", "simulation", "client_gpus=1000")
     with pytest.raises(

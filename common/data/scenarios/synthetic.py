@@ -1,5 +1,6 @@
 """Generated data whose causes are known."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -148,27 +149,29 @@ class SyntheticSCM(Spurious):
         client_id, own = self.client_ids[client], environments[client]
         personal_mean = self.personal_mean(client, seed)
 
-        def draw(name: str, place: int, count: int, environment: int) -> Examples:
-            generator = torch_generator(seed, client_id, "samples", name)
-            y = torch.randint(2, (count,), generator=generator)
-            sign, noise = 2.0 * y[:, None] - 1, torch.randn(count, FEATURES, generator=generator)
-            z = torch.empty(count, FEATURES)
-            z[:, GLOBAL] = sign * population.global_mean + CAUSAL_NOISE * noise[:, GLOBAL]
-            z[:, PERSONAL] = sign * personal_mean + CAUSAL_NOISE * noise[:, PERSONAL]
-            z[:, SHORTCUT] = sign * population.shortcut_mean[place] + SHORTCUT_NOISE * noise[:, SHORTCUT]
+        def draw(names: Sequence[str], first: int, count: int, environment: int) -> list[Examples]:
+            """The samples of each environment, from the number `first` on; all but the draws at once."""
+            generators = [torch_generator(seed, client_id, "samples", name) for name in names]
+            y = torch.stack([torch.randint(2, (count,), generator=generator) for generator in generators])
+            noise = torch.stack([torch.randn(count, FEATURES, generator=generator) for generator in generators])
+            sign, shortcut = 2.0 * y[..., None] - 1, population.shortcut_mean[first : first + len(names), None]
+            z = torch.empty_like(noise)
+            z[..., GLOBAL] = sign * population.global_mean + CAUSAL_NOISE * noise[..., GLOBAL]
+            z[..., PERSONAL] = sign * personal_mean + CAUSAL_NOISE * noise[..., PERSONAL]
+            z[..., SHORTCUT] = sign * shortcut + SHORTCUT_NOISE * noise[..., SHORTCUT]
             if self.oracle:
-                z[:, SHORTCUT] = 0
-            return Examples(z @ population.mixing.T, y, torch.full_like(y, environment))
+                z[..., SHORTCUT] = 0
+            # Products one by one, which together may come out another in the last digit.
+            x = [own @ population.mixing.T for own in z]
+            return [Examples(*own) for own in zip(x, y, torch.full_like(y, environment), strict=True)]
 
         held_out = round(self.validation_fraction * self.train_samples)
-        return ClientData(
-            draw("train", own, self.train_samples - held_out, own),
-            draw("validation", own, held_out, own),
-            {
-                name: draw(name, self.seen + number, self.test_samples, -1)
-                for number, name in enumerate(self.test_environments)
-            },
+        (train,), (validation,) = (
+            draw([name], own, count, own)
+            for name, count in {"train": self.train_samples - held_out, "validation": held_out}.items()
         )
+        tests = draw(self.test_environments, self.seen, self.test_samples, -1)
+        return ClientData(train, validation, dict(zip(self.test_environments, tests, strict=True)))
 
 
 def _normal(seed: int, deviation: float, *key: str | int, shape: tuple[int, ...]) -> "Tensor":

@@ -1,6 +1,8 @@
 """What a round costs grows with its cohort, not with the federation, and none of its numbers depends on that."""
 
+import shutil
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,8 @@ from flwr.app import Message
 
 from perennial.client import host
 from perennial.client.host import Host
-from perennial.client.state import FileStates, SavedStates, Version
+from perennial.client.packs import Packs
+from perennial.client.state import FileStates, SavedStates
 from perennial.client.trainer import Site
 from perennial.common.config import RunConfig, Task
 from perennial.server.local import LocalRuntime
@@ -92,9 +95,14 @@ def test_data_of_a_bounded_number_of_clients_are_in_memory(
     wide = Asked(many("fedavg"), tmp_path / "wide")
     assert len(wide.here.host._sites) == 30
     monkeypatch.setattr(host, "RESIDENT", 2)
+    assert len(Asked(many("fedavg"), tmp_path / "small").here.host._sites) == 30  # all of them are small
+    monkeypatch.setattr(host, "RESIDENT_BYTES", 1)
     narrow = Asked(many("fedavg"), tmp_path / "narrow")
     assert len(narrow.here.host._sites) == 2
     assert narrow.folder.rows() == wide.folder.rows()
+    each = narrow.here.host._held // 2
+    monkeypatch.setattr(host, "RESIDENT_BYTES", 5 * each)  # toy clients have the same sizes
+    assert len(Asked(many("fedavg"), tmp_path / "some").here.host._sites) == 5
 
 
 def test_the_data_of_who_is_evaluated_are_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,6 +115,7 @@ def test_the_data_of_who_is_evaluated_are_made_once(tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(Host, "_load", seen)
     monkeypatch.setattr(host, "RESIDENT", 6)
+    monkeypatch.setattr(host, "RESIDENT_BYTES", 1)
     config = toy_config(
         "fedavg", "evaluate_clients=5", participation=0.2, rounds=6, scenario={"name": "toy", "clients": 20}
     )
@@ -123,6 +132,7 @@ def test_stacks_of_clients_whose_data_are_let_go_are_of_the_right_clients(
     settings = ("cohort_engine=stack", "participation=0.3")
     wide = Asked(many("fedavg", *settings), tmp_path / "wide")
     monkeypatch.setattr(host, "RESIDENT", 2)
+    monkeypatch.setattr(host, "RESIDENT_BYTES", 1)
     narrow = Asked(many("fedavg", *settings), tmp_path / "narrow")
     assert narrow.folder.rows() == wide.folder.rows()
 
@@ -131,17 +141,17 @@ def test_a_checkpoint_writes_what_clients_keep_anew_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[list[str]] = [[]]
-    store, save = FileStates.__setitem__, SavedStates.save
+    store, save = Packs.write, SavedStates.save
 
-    def noted(self: FileStates, place: str, versions: list[Version]) -> None:
-        written[-1].append(place.rpartition("/")[2])
-        store(self, place, versions)
+    def noted(self: Packs, wanted: Mapping[str, Any]) -> None:
+        written[-1] += [place.rpartition("/")[2] for place in wanted]
+        store(self, wanted)
 
     def saved(self: SavedStates, folder: Path) -> None:
         save(self, folder)
         written.append([])
 
-    monkeypatch.setattr(FileStates, "__setitem__", noted)
+    monkeypatch.setattr(Packs, "write", noted)
     monkeypatch.setattr(SavedStates, "save", saved)
     found = Asked(many("ditto", "evaluate_clients=5", rounds=6), tmp_path / "run", most=0)
     ids = found.config.scenario.client_ids
@@ -152,6 +162,8 @@ def test_a_checkpoint_writes_what_clients_keep_anew_and_nothing_else(
     assert not found.here.states._in_memory  # all of it is on disk
     kept = {place.rpartition("/")[2] for place in found.here.states}
     assert kept == set().union(*pairs)
+    files = [path for path in found.folder.clients.rglob("*") if path.is_file()]
+    assert 0 < len(files) <= 3 < len(kept)  # none for each client
 
 
 @pytest.mark.slow
@@ -175,6 +187,25 @@ def test_a_run_goes_on_whose_checkpoint_holds_what_clients_keep(tmp_path: Path) 
     folder.clients.rename(folder.checkpoint_path(2) / "clients")
     LocalRuntime(config).run(folder, folder.load_checkpoint())
     assert folder.rows() == whole.folder.rows()
+
+
+def test_a_run_goes_on_whose_checkpoint_has_a_file_for_each_client(tmp_path: Path) -> None:
+    """As those of 0.2 and before. What is saved from then on is in packs."""
+    config = many("ditto", "participation=0.3", rounds=4)
+    whole = Asked(config, tmp_path / "whole")
+    folder = RunFolder.create(tmp_path / "run", config)
+    LocalRuntime(config).run(folder, until=2)
+    before = FileStates(tmp_path / "before")
+    before.update(FileStates(folder.clients))
+    assert len(list(before.folder.rglob("round-*"))) >= 9
+    shutil.rmtree(folder.clients)
+    before.folder.rename(folder.clients)
+    LocalRuntime(config).run(folder, folder.load_checkpoint())
+    assert folder.rows() == whole.folder.rows()
+    packs = FileStates(folder.clients).packs
+    assert len([*packs]) >= 9
+    alone = {path.parent.relative_to(folder.clients).as_posix() for path in folder.clients.rglob("round-*")}
+    assert not alone & set(packs)
 
 
 @pytest.mark.slow
