@@ -273,19 +273,22 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
 def test_a_second_supernode_leaves_the_secret_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the executor that the first one starts next shows the second one's secret, and never gets a task."""
+    """Else the executor that the first one starts next shows the second one's secret, and never gets a task.
+
+    The second may be another site's: what else is in the folder is one site's.
+    """
     folder = supernode.folder_of({"state-dir": str(tmp_path), "partition-id": "1"})
     monkeypatch.setattr(supernode, "folder_of", lambda _: folder)
     monkeypatch.setattr(supernode, "flower_supernode", lambda: pytest.fail("it goes on"))
     config = f'partition-id=1 state-dir="{tmp_path}"'
     monkeypatch.setattr(sys, "argv", ["supernode", "--insecure", "--node-config", config])
     (folder / SECRET).write_text("the first one's")
-    with supernode.alone(folder):
-        sentence = f"^process {os.getpid()} has joined with the state folder {tmp_path} already$"
+    with supernode.alone(tmp_path):
+        sentence = f"^process {os.getpid()} has joined with the state folder {tmp_path} already; give each site a "
         with pytest.raises(SystemExit, match=sentence):
             supernode.main()
     assert (folder / SECRET).read_text() == "the first one's"
-    supernode.alone(folder).close()
+    supernode.alone(tmp_path).close()
 
 
 class Enough(Exception):  # noqa: N818
