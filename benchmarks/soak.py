@@ -54,7 +54,7 @@ from perennial.server.run.folder import RunFolder
 
 PERENNIAL = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 DISK = "20m"
-LATENCY = 0.4
+LATENCY = 0.1
 """Seconds that a proxy holds what it passes on."""
 RESTART = 5.0
 """Seconds until a service starts a process again, as in `docker/systemd`."""
@@ -245,6 +245,17 @@ class World:
             self.operator = subprocess.Popen(
                 [*PERENNIAL, *words, *where], stdout=file, stderr=file, env={**environment(), "COLUMNS": "200"}
             )
+
+    def end_early(self) -> int:
+        """The operator ends the run, and resumes it with fewer rounds; how many."""
+        assert self.operator
+        rounds, file = self.round() + 5, self.out / "config.toml"
+        file.write_text(re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), flags=re.MULTILINE))
+        self.operator.send_signal(signal.SIGINT)
+        self.wait(RESTART)
+        words = re.findall(r"`perennial (stop .*?)`", self.said.read_text())[-1].split()
+        subprocess.run([*PERENNIAL, *words], env=environment(), capture_output=True, check=False)
+        return rounds
 
     def register(self) -> None:
         """Every site's key, once the SuperLink answers."""
@@ -504,7 +515,7 @@ def compare(out: Path, quiet: Path, rounds: int) -> list[str]:
 def main() -> int:
     """Run, and say how it went."""
     settings = [f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
-    settings += ["checkpoint_every=5", "wait=600", "quorum=1", "deadline=300"]
+    settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=300"]
     options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds}
     config = load_config(options=options, settings=settings)
     wish.folder.mkdir(parents=True)
@@ -522,6 +533,8 @@ def main() -> int:
             world.wait(1.0)
         if wish.luck:
             done = bad_luck(world, wish.only.split(",") if wish.only else list(FAULTS), wish.minutes)
+            if not world.over.is_set():
+                wish.rounds = world.end_early()
         keeper.join()
         seconds = time.monotonic() - world.begun
         if not world.lost:
@@ -537,6 +550,7 @@ def main() -> int:
     plot(world)
     wrong = [world.lost] if world.lost else []
     if not wrong:
+        config = config.model_copy(update={"rounds": wish.rounds})
         LocalRuntime(config).run(RunFolder.create(wish.folder / "quiet", config))
         wrong += compare(wish.folder / "run", wish.folder / "quiet", wish.rounds)
     grown = growth(world)
@@ -556,6 +570,8 @@ if __name__ == "__main__":
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--luck", action="store_true", help="draw faults")
     parser.add_argument("--only", default="", help="these faults alone, with commas between them")
-    parser.add_argument("--minutes", type=float, default=1e9, help="how long faults are drawn")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="how long faults are drawn; then the run ends early"
+    )
     wish = parser.parse_args()
     sys.exit(main())

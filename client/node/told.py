@@ -41,8 +41,8 @@ def must_differ_enough(data: Path, dialect: Dialect, state: Path, least: int) ->
             if told and 0 < apart(now[name], before[name]) < min(least, BUCKETS // 4):
                 day = time.strftime("%Y-%m-%d", time.localtime(file.stat().st_mtime))
                 why = (
-                    f"{data.name} has fewer than {least} other numbers in column {name!r} than on {day}, when this "
-                    "site told of it, and two surveys would tell them by their difference"
+                    f"{data.name} has fewer than {least} other numbers in column {name!r} than on {day}, when "
+                    "this site told of it, and two surveys would tell them by their difference"
                 )
                 raise UserError(f"{why}; if that is no harm, remove {folder}", f"{why}; its owner may allow it")
     kept = {name: torch.from_numpy(own.view(np.int64)) for name, own in now.items()}
@@ -58,7 +58,7 @@ def apart(one: Sketch, other: Sketch) -> float:
 
 
 def sketch(cells: Iterable[str]) -> Sketch:
-    """Of a column's cells, "" where one is empty; equal columns have equal ones, in whatever order their cells are.
+    """Of a column's cells, "" where one is empty; in whatever order they are.
 
     The k-th cell of a value has a hash of its own, so each cell more or less is another sum in one bucket.
     """

@@ -50,7 +50,9 @@ def test_a_row_that_is_new_since_the_last_survey_is_not_told_by_the_difference(t
     before = told(table)
     assert told(table) == before  # as often as one likes
     add(table, 91)
-    with pytest.raises(UserError, match="fewer than 10 other numbers in column 'age' than on .*its owner may allow"):
+    with pytest.raises(
+        UserError, match=r"fewer than 10 other numbers in column 'age' than on .*its owner may allow"
+    ):
         told(table)
     add(table, *range(30, 38))
     with pytest.raises(UserError, match="fewer than 10 other numbers"):  # nine

@@ -84,7 +84,9 @@ def check_site(frame: Frame, place: Path, least: int) -> None:
     classes = (*frame["label"].unique(), "nobody's")
     counts = Asked(step="counts", classes=classes, columns=(*NUMBERS, *NAMES), numbers=NUMBERS, values=values)
     told = entered(counts, table.sums(counts))
-    enough = {name: frame[name].dropna() if frame[name].count() >= most else frame[name].iloc[:0] for name in NUMBERS}
+    enough = {
+        name: frame[name].dropna() if frame[name].count() >= most else frame[name].iloc[:0] for name in NUMBERS
+    }
     expected: dict[Entry, float] = {("rows", "", 0): len(frame)}
     of_class = kept(frame["label"].value_counts(), most)
     expected |= {("class", name, 0): of_class.get(name, 0) for name in classes}
@@ -144,7 +146,9 @@ def check_federation(frames: list[Frame], folder: Path, least: int, rule: str) -
             assert column.fill == pytest.approx(known.mean(), rel=1e-4, abs=1e-4 * spread)
         if rule == "median" and column.fill is not None:  # in groups of neighbours, within a deviation of the mean
             groups = pd.concat([grouped(own, 10 * -(-least // 10)) for own in told])
-            low, high = (groups.quantile(share, interpolation=own) for share, own in ((0.4, "lower"), (0.6, "higher")))
+            low, high = (
+                groups.quantile(share, interpolation=own) for share, own in ((0.4, "lower"), (0.6, "higher"))
+            )
             width = 4 * spread / 128
             low, high = (np.clip(end, known.mean() - spread, known.mean() + spread) for end in (low, high))
             assert low - width <= column.fill <= high + width
