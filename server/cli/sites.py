@@ -328,8 +328,8 @@ def _image_shape(column: str, text: str) -> tuple[int, ...]:
     """Channels, height and width. Raises `UserError`, before any site is asked."""
     if bool(column) != bool(text):
         raise UserError(
-            "--image-column and --image-shape go together: sites tell nothing of pictures, so say what each becomes,"
-            " such as --image-shape 3,64,64"
+            "--image-column and --image-shape go together: sites tell nothing of pictures, so say what each "
+            "becomes, such as --image-shape 3,64,64"
         )
     if text and not re.fullmatch(r"[13],[1-9]\d{0,3},[1-9]\d{0,3}", text):
         raise UserError(f"--image-shape {text}: write channels (1 or 3), height and width, such as 3,64,64")
