@@ -111,8 +111,7 @@ def check_site(frame: Frame, place: Path, least: int) -> None:
         low, high = float(known.min()) if len(known) else -1.0, float(known.max()) + 1 if len(known) else 1.0
         told_bins = np.array(table.sums(Asked(step="bins", bins={name: (low, high)})))
         edges = [-np.inf, *np.linspace(low, high, 129), np.inf]
-        cut = pd.cut(grouped(known, size), edges, right=False).value_counts(sort=False)
-        assert told_bins.tolist() == cut.tolist()
+        assert told_bins.tolist() == np.histogram(grouped(known, size), edges)[0].tolist()
         assert told_bins.sum() == len(known)
         assert all(count == 0 or count >= most for count in told_bins)
 
@@ -158,14 +157,14 @@ def check_federation(frames: list[Frame], folder: Path, least: int, rule: str) -
     return True
 
 
-@pytest.mark.parametrize("tables", [150, pytest.param(1000, marks=pytest.mark.parity)])
+@pytest.mark.parametrize("tables", [40, pytest.param(1000, marks=pytest.mark.parity)])
 def test_what_a_site_tells_is_what_pandas_finds(tables: int, tmp_path: Path) -> None:
     random = np.random.default_rng(tables)
     for _ in range(tables):
         check_site(drawn(random), tmp_path / "site.csv", int(random.integers(1, 15)))
 
 
-@pytest.mark.parametrize("federations", [30, pytest.param(300, marks=pytest.mark.parity)])
+@pytest.mark.parametrize("federations", [6, pytest.param(300, marks=pytest.mark.parity)])
 def test_what_is_announced_is_what_pandas_finds(federations: int, tmp_path: Path) -> None:
     random, announced = np.random.default_rng(federations), 0
     for number in range(federations):
