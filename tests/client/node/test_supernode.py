@@ -1,6 +1,7 @@
 """The SuperNode's process: what it takes from inside Flower, and how it keeps an executor."""
 
 import inspect
+import logging
 import os
 import random
 import re
@@ -191,6 +192,27 @@ def test_a_call_that_fails_inside_the_superlink_is_repeated_for_a_minute(monkeyp
         assert len(calls) == tries if tries else 60 < now[0] - begun < 200
     calls.clear()
     assert invoker.invoke(send, grpc.StatusCode.UNAVAILABLE, 100) == "sent"
+
+
+def test_a_clock_that_the_superlink_does_not_take_is_a_sentence(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's SuperNode ends without a word; to the site's owner it was a session that the SuperLink forgot."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    class WrongTime(Failed):
+        def details(self) -> str:
+            return "Invalid timestamp"
+
+    def call() -> None:
+        raise WrongTime(grpc.StatusCode.UNAUTHENTICATED)
+
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # with which Flower ends its own process
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(WrongTime):
+        persist(make_simple_grpc_retry_invoker()).invoke(call)
+    line = next(text for text in caplog.messages if text.startswith("perennial: "))
+    assert re.search(r"takes nothing that is signed at 20\d\d-.* UTC, .*so set the clock$", line)
 
 
 @pytest.mark.parametrize(
