@@ -1,8 +1,8 @@
-"""Hostile messages, or files, with random draws: `python benchmarks/fuzz.py MINUTES [--files]`.
+"""Hostile messages, files or calls, with random draws: `python benchmarks/fuzz.py MINUTES [--files | --calls]`.
 
-What is judged is what `tests/contract/test_hostile_messages.py` and `test_hostile_files.py` judge. It prints how
-many there were. At the first that is neither refused with a reason nor harmless it ends with an error; hypothesis
-prints how to draw it again.
+What is judged is what `tests/contract/test_hostile_messages.py`, `test_hostile_files.py` and
+`tests/client/serving/test_hostile_calls.py` judge. It prints how many there were. At the first that is neither
+refused with a reason nor harmless it ends with an error; hypothesis prints how to draw it again.
 """
 
 import sys
@@ -19,10 +19,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+import hostile_calls
 import hostile_files
 import hostile_messages
 
 from perennial.client.host import Host
+from perennial.client.serving.inference import Inference
 from perennial.client.state import FileStates, Version
 
 HOW = settings(
@@ -68,18 +70,40 @@ def judge_files(name: str, counts: Counter[str]) -> None:
         files()
 
 
-def main(minutes: float, files: bool) -> None:
-    """Judge replies and requests of every method, or the files of every reader, in turn until the time is over."""
+def judge_calls(name: str, inference: Inference, counts: Counter[str]) -> None:
+    """A hundred bodies of requests to `perennial serve`, over HTTP or gRPC."""
+
+    @HOW
+    @given(st.data())
+    def calls(data: Any) -> None:
+        if name == "HTTP":
+            answered = hostile_calls.judge_json(inference, *data.draw(hostile_calls.hostile_json()))
+        else:
+            answered = hostile_calls.judge_message(inference, data.draw(hostile_calls.hostile_message()))
+        counts[f"{name} {'answered' if answered else 'refused'}"] += 1
+
+    calls()
+
+
+def main(minutes: float, what: str) -> None:
+    """Judge messages of every method, files of every reader, or calls, in turn until the time is over."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     end, counts = time.monotonic() + 60 * minutes, Counter[str]()
-    subjects = [own.name for own in hostile_files.READERS] if files else hostile_messages.SUBJECTS
+    subjects = hostile_messages.SUBJECTS
+    if what == "--files":
+        subjects = [own.name for own in hostile_files.READERS]
+    elif what == "--calls":
+        subjects = ["HTTP", "gRPC"]
     with tempfile.TemporaryDirectory() as place:
+        inference = hostile_calls.serving(Path(place) / "served") if what == "--calls" else None
         for subject in cycle(subjects):
             if time.monotonic() > end:
                 break
-            if files:
+            if what == "--files":
                 judge_files(subject, counts)
+            elif inference:
+                judge_calls(subject, inference, counts)
             else:
                 with tempfile.TemporaryDirectory() as site:
                     judge(subject, Path(place), Path(site), counts)
@@ -87,4 +111,4 @@ def main(minutes: float, files: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), "--files" in sys.argv[2:])
+    main(float(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else "")

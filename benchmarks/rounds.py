@@ -35,7 +35,11 @@ from perennial.server.run.folder import RunFolder
 
 STEPS = {"stock": [program("flower-supernode")], "executor": SUPERNODE}
 PROGRAMS = ("flower-superlink", "flower-supernode", "flower-superexec", "flwr-serverapp", "flwr-clientapp")
-MODULES = {"perennial.client.node.supernode": "flower-supernode", "perennial.client.node.executor": "executor"}
+MODULES = {
+    "perennial.client.node.supernode": "flower-supernode",
+    "perennial.client.node.executor": "executor",
+    "perennial.client.node.join": "join",
+}
 PATIENCE = 1800.0
 
 

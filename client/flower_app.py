@@ -7,7 +7,7 @@ from logging import ERROR, WARNING
 from typing import Any
 
 import torch
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Error, Message, MetricRecord, RecordDict
 from torch import nn
 
 from perennial.client.app import Handler, OneHandlerApp
@@ -17,7 +17,7 @@ from perennial.client.trainer import Site
 from perennial.common import flower_app
 from perennial.common.config import Task, load_config, parse_task
 from perennial.common.flower.arrays import plain_record
-from perennial.common.flower.names import log
+from perennial.common.flower.names import ErrorCode, log
 from perennial.common.flower_app import (
     CLIPPING_NORM,
     MANY,
@@ -57,6 +57,8 @@ Mod = Callable[[Message, Context, Handler], Message]
 """As in `flwr.clientapp.mod`."""
 PREFIX = "perennial/"
 """What the names of our records in Flower's state begin with."""
+UNFIT = "unfit"
+"""Name of a record in Flower's state, where the ServerApp was told already why it does not fit."""
 
 
 class ContextStates(MutableMapping[str, list[Version]]):
@@ -299,9 +301,12 @@ def client_app(
                 raise UserError("the node's configuration has no partition-id; give it a whole number from 0")
             return host.handle(message, number)
         except Unfit as error:
-            # Of an error Flower's strategies tell, and go on without any client; of this they stop.
+            # Flower's strategies log an error's words, and go on; at what is neither they stop, without words.
             log(ERROR, "perennial: %s", error)
-            return Message(RecordDict({"unfit": MetricRecord()}), reply_to=message)
+            if UNFIT not in context.state:
+                context.state[UNFIT] = ConfigRecord()
+                return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, str(error)), reply_to=message)
+            return Message(RecordDict({UNFIT: MetricRecord()}), reply_to=message)
         except UserError as error:
             if message.metadata.message_type != "query":
                 raise

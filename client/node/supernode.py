@@ -29,28 +29,32 @@ from perennial.common.utils.files import PRIVATE, private_folder, write_text
 
 EXECUTOR = [sys.executable, "-P", "-m", "perennial.client.node.executor"]
 LOCK = "lock"
-"""A file of an executor's folder, beside the executor's own."""
+"""A file beside the executors' folders of a state folder."""
 LONGEST_REST, LONG_LIFE = 30.0, 60.0
 """Seconds before an executor is started again, at most; and those after which it has not just failed to start."""
 
 
 def folder_of(settings: dict[str, str]) -> Path:
-    """The executor's folder: one for each site that keeps its state in the same place, and each SuperLink."""
+    """The executor's folder: one for each site that has kept its state in the same place, and each SuperLink."""
     who = [settings.get(key, "") for key in ("superlink", "name", "partition-id")]
     name = hashlib.sha256(json.dumps(who).encode()).hexdigest()[:12]
     return private_folder(Path(settings["state-dir"]) / ".executor" / name)
 
 
-def alone(folder: Path) -> IO[str]:
-    """A lock on an executor's folder, held while it is open. Ends the program where another SuperNode has it.
+def alone(state: Path) -> IO[str]:
+    """A lock on a state folder, held while it is open. Ends the program where another SuperNode has it.
 
-    Two would change each other's secret, and the executor that is started next could take no task.
+    Two of one site would change each other's secret, and the executor that is started next could take no task. Two
+    sites would write into one log, and count each other's files for `max_state`.
     """
-    lock = os.fdopen(os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
+    lock = os.fdopen(os.open(state / ".executor" / LOCK, os.O_RDWR | os.O_CREAT, PRIVATE), "r+")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit(f"process {lock.read()} has joined with the state folder {folder.parents[1]} already")
+        sys.exit(
+            f"process {lock.read()} has joined with the state folder {state} already; give each site a --state of "
+            "its own"
+        )
     lock.truncate(0)
     lock.write(str(os.getpid()))
     lock.flush()
@@ -86,7 +90,7 @@ def main() -> None:
         os.environ[SETTINGS["superlink"]] = options[options.index("--superlink") + 1]
     settings = settings_in(parse_config_args([config] if config else None))
     folder = folder_of(settings)
-    lock = alone(folder)
+    lock = alone(folder.parents[1])
     secret = folder / SECRET
     write_text(secret, secrets.token_hex(32), PRIVATE)
     address = f"127.0.0.1:{free_port()}"

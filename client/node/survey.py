@@ -17,6 +17,7 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDic
 from pydantic import ValidationError
 
 from perennial.client.node.settings import Consent
+from perennial.client.node.told import must_differ_enough
 from perennial.client.secure_aggregation import Participant, Vault
 from perennial.client.site_data import OwnSite
 from perennial.client.trainer import Received
@@ -266,6 +267,8 @@ class Respondent:
     least: int
     """Fewest rows of which anything is told, whatever the server asks."""
     vault: Vault = field(default_factory=Vault)
+    may_tell: Callable[[], None] = lambda: None
+    """Raises `UserError` where the table has changed too little since it was told of."""
 
     def answer(self, message: Message) -> Message:
         """The reply; to the first message one that says why, where the site tells nothing.
@@ -319,6 +322,7 @@ class Respondent:
                 )
             table = Table(found, question, self.consent, least, self.least)
             table.must_have_targets()
+            self.may_tell()
             self._tables[key] = table
         return self._tables[key]
 
@@ -395,7 +399,13 @@ def respond(message: Message, own: OwnSite | None, settings: Mapping[str, str]) 
         return found
 
     least = int(settings.get("survey-least", LEAST))
-    respondent = Respondent(own.name, load, consent, least, Vault(Path(settings["state-dir"])))
+    state = Path(settings["state-dir"])
+
+    def may_tell() -> None:
+        if consent == Consent.full:
+            must_differ_enough(own.data, own.dialect, state, least)
+
+    respondent = Respondent(own.name, load, consent, least, Vault(state), may_tell)
     reply = respondent.answer(message)
     if message.metadata.message_type == SHAPE:
         request, _, run = survey_request(message)

@@ -349,6 +349,9 @@ def serve(address: str, folder: Path, answer: Answer, audit: Audit) -> None:
             if error.code() == grpc.StatusCode.UNAUTHENTICATED:  # its time was over, or the run's
                 log(WARNING, "perennial: the SuperNode does not wait for this task any more")
             busy = False
+        except ExecutorFailed as gone:  # its run has ended, most likely
+            log(WARNING, "perennial: a task was dropped: %s", gone)
+            busy = False
         except Exception as error:
             log(ERROR, "perennial: a task could not be done: %s", printable(repr(error)))
             busy = False

@@ -1,6 +1,7 @@
 """A deployment and its sites: from `perennial certs` and `join` to `stop` and `rollback`."""
 
 import json
+import re
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -297,18 +298,42 @@ def survey_sites(
         False, "--secure-aggregation", help="See sums over all sites alone; three sites or more."
     ),
     wait: float = typer.Option(30.0, min=0, help="Seconds for sites that are not connected yet."),
+    image_column: str = typer.Option(
+        "", metavar="COLUMN", help="Of pictures beside the other columns; of it sites tell nothing."
+    ),
+    image_shape: str = typer.Option(
+        "", metavar="C,H,W", help="What each picture becomes: channels (1 or 3), height, width; such as 3,64,64."
+    ),
 ) -> None:
     """Ask joined sites about their tables, and write what the server announces: a run's configuration, as TOML.
 
     Each site tells no more than its owner allows (`perennial join --survey`). docs/privacy.md says what is told.
     """
+    from perennial.server.survey.describe import beside_pictures, with_pictures
     from perennial.server.survey.survey import Order, surveyed
 
-    question = options.question(secure)
+    asked = options.question(secure)
+    shape = _image_shape(image_column, image_shape)
+    question = beside_pictures(asked, image_column) if image_column else asked
     order = Order(question=question, sites=tuple(sites), wait=wait, **options.preparation())
     with tempfile.TemporaryDirectory(prefix="perennial-") as folder, link.connected() as connection:
         answer = connection.survey(order.model_dump_json(), Path(folder) / "survey")
-    _announce(surveyed(answer), options.file, options.as_json)
+    found = surveyed(answer)
+    if image_column:
+        found = with_pictures(found, asked, image_column, shape)
+    _announce(found, options.file, options.as_json)
+
+
+def _image_shape(column: str, text: str) -> tuple[int, ...]:
+    """Channels, height and width. Raises `UserError`, before any site is asked."""
+    if bool(column) != bool(text):
+        raise UserError(
+            "--image-column and --image-shape go together: sites tell nothing of pictures, so say what each "
+            "becomes, such as --image-shape 3,64,64"
+        )
+    if text and not re.fullmatch(r"[13],[1-9]\d{0,3},[1-9]\d{0,3}", text):
+        raise UserError(f"--image-shape {text}: write channels (1 or 3), height and width, such as 3,64,64")
+    return tuple(map(int, text.split(","))) if text else ()
 
 
 def _announce(found: "Surveyed", file: Path | None, as_json: bool) -> None:

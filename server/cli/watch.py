@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -38,6 +39,25 @@ SECONDS = 1.0
 """Between two looks."""
 
 
+class Event(BaseModel):
+    """What is read of a line of a log, which a stranger may have written."""
+
+    model_config = ConfigDict(strict=True)
+
+    event: str
+    round: int = Field(0, ge=0, le=10**9)
+    client: str = ""
+    reason: str = ""
+    time: str = ""
+    seconds: float = Field(0.0, ge=0, le=1e7)
+    bytes_down: int = Field(0, ge=0, le=2**63)
+    bytes_up: int = Field(0, ge=0, le=2**63)
+
+
+MEASURED = TypeAdapter(dict[str, dict[str, float]], config=ConfigDict(strict=True))
+"""The headline measure by model and test environment."""
+
+
 @dataclass
 class Seen:
     """What the log of a run has said so far."""
@@ -58,29 +78,30 @@ class Seen:
     up: int = 0
     end: str = ""
 
-    def take(self, event: dict[str, Any]) -> None:
-        """One line of the log more."""
-        kind, number = event["event"], int(event.get("round", 0))
+    def take(self, line: Any) -> None:
+        """One line of the log more. Raises `ValueError` for one that no run writes."""
+        event = Event.model_validate(line)
+        kind, number = event.event, event.round
         if kind == "run":
             self.end = ""
         elif kind == "left out":
-            self.left_out[event["client"]] = number, event["reason"]
+            self.left_out[event.client] = number, event.reason
             self.lost += 1
         elif kind == "evaluated":
-            for model, own in event[self.config.predicts.headline.name].items():
+            for model, own in MEASURED.validate_python(line.get(self.config.predicts.headline.name)).items():
                 for environment, value in own.items():
                     self.values.setdefault((model, environment), []).append(value)
         elif kind == "round":
             self.round = number
-            self.seconds.append(event["seconds"])
-            self.down += event["bytes_down"]
-            self.up += event["bytes_up"]
+            self.seconds.append(event.seconds)
+            self.down += event.bytes_down
+            self.up += event.bytes_up
             if self.config.cohort == len(self.config.scenario.client_ids):  # else nobody knows who was asked
                 for client in self.config.scenario.client_ids:
                     if self.left_out.get(client, (0, ""))[0] != number:
-                        self.answered[client] = number, event["time"]
+                        self.answered[client] = number, event.time
         elif kind in ("ended", "stopped"):
-            self.end = "ended" if kind == "ended" else f"stopped: {event['reason']}"
+            self.end = "ended" if kind == "ended" else f"stopped: {event.reason}"
 
     @property
     def left(self) -> str:
@@ -94,9 +115,9 @@ class Seen:
 
 def sparkline(values: Sequence[float], low: float, high: float) -> str:
     """A bar for each of the last values, from `low` to `high`; a blank where there is no number."""
-    span = (high - low) or 1.0
+    span = (high / 2 - low / 2) or 0.5  # of the largest numbers there is no whole difference
     return "".join(
-        BARS[min(len(BARS) - 1, int((value - low) / span * len(BARS)))] if isfinite(value) else " "
+        BARS[min(len(BARS) - 1, int((value / 2 - low / 2) / span * len(BARS)))] if isfinite(value) else " "
         for value in values[-WIDTH:]
     )
 
@@ -150,6 +171,7 @@ Look = Callable[[], tuple[RenderableType, bool]]
 def watched_log(config: RunConfig, log: Path) -> Look:
     """Looks at the log of a run. A look raises `UserError` where the log is damaged."""
     from perennial.common.utils.files import Tail
+    from perennial.server.run.folder import reason
 
     seen, tail = Seen(config), Tail(log)
 
@@ -157,8 +179,8 @@ def watched_log(config: RunConfig, log: Path) -> Look:
         for line in tail.lines():
             try:
                 seen.take(from_json(line))
-            except (ValueError, KeyError, TypeError, AttributeError) as error:
-                raise UserError(f"{log} is damaged ({type(error).__name__}: {error})") from None
+            except ValueError as error:
+                raise UserError(f"{log} is damaged ({printable(reason(error))})") from None
         return picture(seen), bool(seen.end)
 
     return look

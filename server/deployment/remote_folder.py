@@ -9,8 +9,10 @@ writes the one that they sent. What comes back is data, and not believed.
 """
 
 import base64
+import errno
 import json
 import re
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -38,6 +40,8 @@ LAST = ("summary.json", "error.txt")
 """Whoever sees one of these knows that the run has ended."""
 PLACE = "server.txt"
 """In a run folder that has come from a server: where it is there."""
+SPARE = 2**30
+"""Bytes of this desk's disk that no run fills, or a twentieth of a small one: the server says how much comes."""
 SEND_EVERY, AGAIN_AFTER = 0.5, 1.0
 MODEL = r"models/[A-Za-z0-9_][A-Za-z0-9_.-]*\.safetensors"
 COMES = "|".join([*map(re.escape, (PLACE, INPUTS, *LOGS, *LAST)), MODEL])
@@ -186,6 +190,11 @@ def place(folder: Path, part: Part) -> None:
     if part.at > length:
         raise ValueError(f"{part.file} has {length} bytes, so none comes after {part.at}")
     path.parent.mkdir(parents=True, exist_ok=True)
+    disk = shutil.disk_usage(path.parent)
+    if disk.free - len(part.data) < min(SPARE, disk.total // 20):
+        raise OSError(
+            errno.ENOSPC, "the disk is nearly full, and the rest of it is not a server's to fill", str(path)
+        )
     if part.file in LAST and not part.at and len(part.data) < CHUNK:  # whole, so that nobody sees half of it
         write_text(path, part.data.decode())
         return

@@ -23,6 +23,7 @@ from perennial.common.data.columns import CategoryColumn
 from perennial.common.data.environments import unit_range
 from perennial.common.data.scenario import Scenario
 from perennial.common.data.scenarios.own_data import OwnData
+from perennial.common.data.scenarios.wilds import Texts
 from perennial.common.data.site_files import Found
 from perennial.common.models.network import Network
 from perennial.common.models.torch_state import CPU, plain_torch
@@ -133,6 +134,8 @@ def samples(x: Any, scenario: Scenario) -> Tensor:
         if any(not isinstance(text, str) or not text for text in texts) or not texts:
             raise UserError("x must be texts, none of them empty, or a frame with a column of them")
         return scenario.ids(texts)
+    if isinstance(scenario, Texts) and not frame and len(x) and all(isinstance(text, str) and text for text in x):
+        return scenario.ids(x)
     if parts_of(shape) or padded(shape):
         return torch.from_numpy(filled("x", x, shape))
     array = as_array("predict", "x", x)

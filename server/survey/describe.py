@@ -195,16 +195,25 @@ def describe_pictures(
         for own in tables
         for row, cell in enumerate(own.picture_cells(column), start=1)
     )
-    beside = asked.model_copy(update={"drop": tuple(sorted({*asked.drop, column}))})
-    told = describe(path, sites, beside, dialect=dialect, **preparation)
+    told = describe(path, sites, beside_pictures(asked, column), dialect=dialect, **preparation)
     pixels = torch.cat([own.pictures(column, shape) for own in tables])
-    scenario = told.scenario.model_dump(exclude={"clients"}) | {
-        "image_column": column,
-        "image_shape": shape,
-        "ignored": asked.drop,
-        **_scaling(pixels),
-    }
-    return replace(told, scenario=announced(scenario))
+    return with_pictures(told, asked, column, shape, **_scaling(pixels))
+
+
+def beside_pictures(asked: Question, column: str) -> Question:
+    """What is asked of all columns but that of the pictures, which nobody looks at."""
+    return asked.model_copy(update={"drop": tuple(sorted({*asked.drop, column}))})
+
+
+def with_pictures(
+    told: Surveyed, asked: Question, column: str, shape: Sequence[int], **scaling: Sequence[float]
+) -> Surveyed:
+    """What was told `beside_pictures`, with their column; `scaling` has mean and scale of their channels.
+
+    Raises `UserError` for a shape that pictures do not have.
+    """
+    settings = {"image_column": column, "image_shape": tuple(shape), "ignored": asked.drop, **scaling}
+    return replace(told, scenario=announced(told.scenario.model_dump(exclude={"clients"}) | settings))
 
 
 def _tables(path: Path, sites: Sequence[str], option: str) -> list[Path]:

@@ -123,10 +123,6 @@ def survey(
     for option, names in features.items():
         if predicted := sorted({*names} & {*question.targets}):
             raise UserError(f"--{option} is for features, and {predicted[0]!r} is to be predicted; leave it out")
-    features = {"category": question.categories, "impute": question.impute, "drop": question.drop}
-    for option, names in features.items():
-        if predicted := sorted({*names} & {*question.targets}):
-            raise UserError(f"--{option} is for features, and {predicted[0]!r} is to be predicted; leave it out")
     if question.target == "event" and len(question.targets) != 2:
         raise UserError(
             f"--label-column {question.label_column}: an event has two columns, its time and whether it happened, "

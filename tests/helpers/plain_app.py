@@ -49,7 +49,7 @@ class PlainGrid(LocalGrid):
             except Exception as error:
                 replies.append(Message(Error(2, f"{type(error)}:<{str(error)!r}>"), reply_to=message))
                 continue
-            replies.append(Message(carried(reply.content), reply_to=message))
+            replies.append(reply if reply.has_error() else Message(carried(reply.content), reply_to=message))
         return replies[::-1]
 
 

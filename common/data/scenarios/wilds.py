@@ -1,6 +1,7 @@
 """WILDS: hospitals, identities and reviewers as sites, tested on others."""
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -152,6 +153,10 @@ class Texts(Partitioned, ABC):
     def inside(self, raw: Raw) -> "dict[str, Tensor]":
         """By test environment, which of all samples (n,) are of it."""
 
+    def ids(self, texts: Sequence[str]) -> "Tensor":
+        """Texts as a model takes them."""
+        return text_ids(texts, self.length, BUCKETS)
+
     def client_data(self, client: int, seed: int, data_root: Path | None) -> ClientData:
         import torch
 
@@ -160,7 +165,7 @@ class Texts(Partitioned, ABC):
         share = all_shares(self, seed, root)[client]
 
         def examples(index: torch.Tensor, environment: int) -> Examples:
-            ids = text_ids([raw.texts[number] for number in index.tolist()], self.length, BUCKETS)
+            ids = self.ids([raw.texts[number] for number in index.tolist()])
             return Examples(ids, raw.labels[index], torch.full((len(index),), environment))
 
         train, validation, test = map(torch.from_numpy, (share.train, share.validation, share.test))

@@ -393,6 +393,19 @@ def test_a_task_that_cannot_be_read_is_dropped_and_said(
     assert not task.exists()
 
 
+def test_a_message_that_the_supernode_has_let_go_of_is_one_sentence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a run that has stopped; it was shown as Python shows an exception."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    steps = iter([executor.ExecutorFailed("the SuperNode has let go of this message"), KeyboardInterrupt()])
+    monkeypatch.setattr(executor.Executor, "step", lambda _: (_ for _ in ()).throw(next(steps)))
+    (tmp_path / executor.SECRET).write_text("secret")
+    with pytest.raises(KeyboardInterrupt):
+        executor.serve("127.0.0.1:1", tmp_path, lambda *_: pytest.fail("answered"), lambda *_: None)
+    assert caplog.messages[-1] == "perennial: a task was dropped: the SuperNode has let go of this message"
+
+
 @pytest.mark.slow
 def test_killed_between_the_stored_state_and_the_reply(make: Callable[..., Node]) -> None:
     """The message comes again, and the personal model is trained as often as if nothing had happened."""

@@ -1,6 +1,7 @@
 """The SuperNode's process: what it takes from inside Flower, and how it keeps an executor."""
 
 import inspect
+import logging
 import os
 import random
 import re
@@ -193,6 +194,27 @@ def test_a_call_that_fails_inside_the_superlink_is_repeated_for_a_minute(monkeyp
     assert invoker.invoke(send, grpc.StatusCode.UNAVAILABLE, 100) == "sent"
 
 
+def test_a_clock_that_the_superlink_does_not_take_is_a_sentence(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Flower's SuperNode ends without a word; to the site's owner it was a session that the SuperLink forgot."""
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    class WrongTime(Failed):
+        def details(self) -> str:
+            return "Invalid timestamp"
+
+    def call() -> None:
+        raise WrongTime(grpc.StatusCode.UNAUTHENTICATED)
+
+    monkeypatch.setattr(os, "kill", lambda *_: None)  # with which Flower ends its own process
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    with pytest.raises(WrongTime):
+        persist(make_simple_grpc_retry_invoker()).invoke(call)
+    line = next(text for text in caplog.messages if text.startswith("perennial: "))
+    assert re.search(r"takes nothing that is signed at 20\d\d-.* UTC, .*so set the clock$", line)
+
+
 @pytest.mark.parametrize(
     ("module", "name"),
     [(start_client_internal, "push_object_contents_from_iterable"), (grpc_grid, "push_objects")],
@@ -273,19 +295,22 @@ def test_the_supernode_gets_a_port_and_a_secret_of_its_own(
 def test_a_second_supernode_leaves_the_secret_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the executor that the first one starts next shows the second one's secret, and never gets a task."""
+    """Else the executor that the first one starts next shows the second one's secret, and never gets a task.
+
+    The second may be another site's: what else is in the folder is one site's.
+    """
     folder = supernode.folder_of({"state-dir": str(tmp_path), "partition-id": "1"})
     monkeypatch.setattr(supernode, "folder_of", lambda _: folder)
     monkeypatch.setattr(supernode, "flower_supernode", lambda: pytest.fail("it goes on"))
     config = f'partition-id=1 state-dir="{tmp_path}"'
     monkeypatch.setattr(sys, "argv", ["supernode", "--insecure", "--node-config", config])
     (folder / SECRET).write_text("the first one's")
-    with supernode.alone(folder):
-        sentence = f"^process {os.getpid()} has joined with the state folder {tmp_path} already$"
+    with supernode.alone(tmp_path):
+        sentence = f"^process {os.getpid()} has joined with the state folder {tmp_path} already; give each site a "
         with pytest.raises(SystemExit, match=sentence):
             supernode.main()
     assert (folder / SECRET).read_text() == "the first one's"
-    supernode.alone(folder).close()
+    supernode.alone(tmp_path).close()
 
 
 class Enough(Exception):  # noqa: N818

@@ -622,6 +622,42 @@ def test_a_client_ca_goes_with_tls_and_is_a_certificate(authority: Path) -> None
     assert credentials(*pair, authority / "ca.crt") == Tls(*pair, authority / "ca.crt")
 
 
+@pytest.mark.parametrize(
+    "name", ["..", "../..", "..%2f..%2fetc%2fpasswd", "%2e%2e%5c", "%00", "run-1%2fnorth", "a" * 5000, "%ff", "~"]
+)
+def test_the_name_of_a_model_is_no_path(name: str, open_server: Serving) -> None:
+    for path in (f"/v2/models/{name}", f"/v2/models/perennial/versions/{name}"):
+        status, answer = open_server.ask(path)
+        assert status in (400, 404)
+        assert len(answer["error"]) < 300
+    status, answer = open_server.ask(f"/v2/models/{name}/infer", rows())
+    assert status in (400, 404, 405)
+
+
+def test_a_page_of_another_origin_reads_no_answer(open_server: Serving) -> None:
+    """Nor may it send anything that a form cannot: a browser asks before, and is told nothing that allows it."""
+    connection = http.client.HTTPConnection(open_server.url, timeout=60)
+    asked = {"Origin": "https://other.example", "Access-Control-Request-Method": "POST"}
+    for method, path in (("OPTIONS", INFER), ("GET", "/served"), ("POST", INFER)):
+        connection.request(method, path, json.dumps(rows()) if method == "POST" else None, asked)
+        response = connection.getresponse()
+        response.read()
+        assert not [name for name, _ in response.getheaders() if name.lower().startswith("access-control")]
+        assert method != "OPTIONS" or response.status == 405
+    connection.close()
+
+
+def test_calls_that_are_taken_back_at_once_keep_nobody_waiting(open_server: Serving) -> None:
+    """Each is a RST_STREAM of HTTP/2, most of them while the request is at work (CVE-2023-44487)."""
+    with grpc.insecure_channel(f"127.0.0.1:{open_server.server.port}") as channel:
+        infer = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        for _ in range(2000):
+            infer.future(b"\x0a\x09perennial").cancel()
+        assert GRPCInferenceServiceStub(channel).ServerLive(ServerLiveRequest(), timeout=60).live
+    assert open_server.ask(INFER, rows())[0] == 200
+    assert open_server.server.inference._waiting == []
+
+
 def test_another_name_of_this_machine_is_refused(open_server: Serving) -> None:
     """A page from elsewhere whose name comes to mean this machine reads nothing here."""
     for name in (

@@ -163,6 +163,7 @@ def test_runs_on_comments_and_reviews(root: Path, tmp_path: Path) -> None:
     assert min(row["accuracy"] for row in comments.accuracy if row["selection"] == "final") > 0.8
     new = [text_ids([text], 4, BUCKETS)[0].numpy() for text in ("This is vile.", "This is kind.")]
     assert comments.predict(new).tolist() == ["toxic", "civil"]
+    assert comments.predict(["This is vile.", "This is kind."]).tolist() == ["toxic", "civil"]
     settings = {**FEW, "scenario.clients": 4, "model.name": "text-transformer", "learning_rate": 0.1}
     reviews = perennial.run(
         "fedsdr", "wilds:amazon", rounds=1, data_root=root, out=tmp_path / "reviews", settings=settings

@@ -97,8 +97,21 @@ def test_a_folder_is_watched_and_what_is_none_is_one_sentence(
     for place, said in wrongs.items():
         wrong = call("watch", place)
         assert (wrong.exit_code, said in wrong.stderr) == (2, True), wrong.output
-    folder.events.write_text('{"event": "round"}\n')
-    assert "log.jsonl is damaged (KeyError" in call("watch", str(tmp_path / "one")).stderr
+    headline = config.predicts.headline.name
+    for line in (
+        *("[]", "7", "{}", '{"event": "round", "seconds": "1"}', '{"event": "round", "bytes_up": 1.5}'),
+        *('{"event": "round", "round": 1e9}', '{"event": "left out", "client": ["a"]}', '{"event": "evaluated"}'),
+        f'{{"event": "evaluated", "{headline}": {{"global": {{"test": "{"9" * 5000}"}}}}}}',
+    ):
+        folder.events.write_text(f"{line}\n")
+        wrong = call("watch", str(tmp_path / "one"))
+        assert (wrong.exit_code, "log.jsonl is damaged (" in wrong.stderr) == (2, True), line
+        assert len(wrong.stderr) < 600
+
+
+def test_values_without_a_difference_are_drawn() -> None:
+    assert sparkline([-1e308, 0.0, 1e308, float("nan")], -1e308, 1e308) == "▁▅█ "
+    assert sparkline([0.5, 0.5], 0.5, 0.5) == "▁▁"
 
 
 def test_names_and_reasons_from_a_server_are_shown_as_they_are() -> None:

@@ -3,10 +3,12 @@
 import base64
 import json
 import re
+import shutil
 import threading
 from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -202,6 +204,20 @@ def test_events_that_are_no_files_are_left_alone_and_a_full_disk_is_told(
     told = pytest.raises(UserError, match=r"summary\.json: No space left on device")
     with Receiver(grpc.insecure_channel(address), "7", tmp_path / "run") as receiver, told:
         receiver.drained(60)
+
+
+def test_a_server_that_sends_without_end_leaves_room_on_this_desk_s_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(total=2**40, free=2**30 + 10)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: disk)
+    ten = Part(file="models/a.safetensors", at=0, data=base64.b64encode(bytes(10)))
+    place(tmp_path, ten)
+    disk.free -= 10
+    with pytest.raises(OSError, match="the rest of it is not a server's to fill"):
+        place(tmp_path, Part(file="models/b.safetensors", at=0, data=base64.b64encode(b"1")))
+    disk.total = 2**30  # a small one
+    place(tmp_path, ten)
 
 
 def test_a_superlink_that_does_not_take_the_files_does_not_end_the_run(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from messy_tables import SITES, hospitals
+from typer.testing import CliRunner
 
 from perennial.client.app import OneHandlerApp
 from perennial.client.node.policy import Policy
@@ -24,10 +25,11 @@ from perennial.common.privacy.secure_aggregation import ACTIONS
 from perennial.common.survey import SHAPE, SUMS, SURVEY, TOLD, Asked, Question, Request, entered, limbs, whole
 from perennial.common.utils.errors import UserError
 from perennial.common.wire import CLIENT, CONFIG, METRICS, REFUSED, ROUND, RUN, from_record, records, to_record
+from perennial.server.cli.main import app
 from perennial.server.cli.sites import _announce
 from perennial.server.local import number
 from perennial.server.run.grid import LocalGrid
-from perennial.server.survey.describe import announcement, question
+from perennial.server.survey.describe import announcement, beside_pictures, question, with_pictures
 from perennial.server.survey.survey import SHARES, Surveyed, quantile, survey, surveyed
 
 Spoil = Callable[[Message, Message], Message]
@@ -497,6 +499,34 @@ def test_a_hostile_or_broken_answer(spoil: Spoil, reason: str, folder: Path) -> 
             assert isinstance(own, NumberColumn)
             assert (own.mean, own.scale) == pytest.approx((column.mean, column.scale), rel=1e-5)
             assert own.fill == pytest.approx(column.fill, abs=column.scale / 4)
+
+
+def test_a_column_of_pictures_is_announced_and_no_site_tells_of_it(folder: Path) -> None:
+    plain = survey(Federation(folder), MEDIAN).scenario
+    for site in SITES:
+        head, *lines = (folder / f"{site}.csv").read_text().splitlines()
+        pictures = [f"scans/{number}.png,{line}" for number, line in enumerate(lines)]
+        (folder / f"{site}.csv").write_text("\n".join([f"scan,{head}", *pictures]))
+    grid = Federation(folder)
+    found = with_pictures(survey(grid, beside_pictures(MEDIAN, "scan")), MEDIAN, "scan", (3, 8, 8)).scenario
+    assert (found.image_column, found.image_shape, found.ignored) == ("scan", (3, 8, 8), ())
+    assert found.columns == plain.columns
+    assert not any("scans/" in str(reply.content) for _, _, reply in grid.wire)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--image-column", "scan"), "--image-column and --image-shape go together"),
+        (("--image-shape", "3,8,8"), "--image-column and --image-shape go together"),
+        (("--image-column", "scan", "--image-shape", "8,8"), "--image-shape 8,8: write channels (1 or 3), height"),
+        (("--image-column", "scan", "--image-shape", "2,8,8"), "--image-shape 2,8,8: write channels (1 or 3)"),
+    ],
+)
+def test_pictures_that_cannot_be_are_refused_before_any_site_is_asked(flags: Sequence[str], sentence: str) -> None:
+    done = CliRunner().invoke(app, ["survey", *flags])
+    assert done.exit_code == 2
+    assert sentence in " ".join(done.output.split())
 
 
 def answer(**more: Any) -> dict[str, Any]:
