@@ -201,7 +201,7 @@ def cluster() -> Iterator[tuple[str, list[Path]]]:
             )  # fmt: skip
             nodes.append(node)
             while not list(folder.glob("session_2*/logs/raylet.out")):
-                assert node.poll() is None, f"ray start {place} has ended"
+                assert not [own for own in nodes if own.poll() is not None], "a node of Ray's has ended"
                 time.sleep(0.2)
         yield f"127.0.0.1:{port}", folders
     finally:
