@@ -252,8 +252,9 @@ class World:
         rounds, file = self.round() + 5, self.out / "config.toml"
         file.write_text(re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), flags=re.MULTILINE))
         self.operator.send_signal(signal.SIGINT)
-        self.wait(RESTART)
-        words = re.findall(r"`perennial (stop .*?)`", self.said.read_text())[-1].split()
+        while not (said := re.findall(r"`perennial (stop .*?)`", self.said.read_text())):
+            time.sleep(1.0)
+        words = said[-1].split()
         subprocess.run([*PERENNIAL, *words], env=environment(), capture_output=True, check=False)
         return rounds
 
@@ -537,10 +538,10 @@ def main() -> int:
                 wish.rounds = world.end_early()
         keeper.join()
         seconds = time.monotonic() - world.begun
-        if not world.lost:
-            shutil.copytree(world.out, wish.folder / "run")
     finally:
         world.over.set()
+        if world.out.exists():
+            shutil.copytree(world.out, wish.folder / "run")
         with world.place:
             pass
         if world.operator:
