@@ -250,7 +250,9 @@ class World:
         """The operator ends the run, and resumes it with fewer rounds; how many."""
         assert self.operator
         rounds, file = self.round() + 5, self.out / "config.toml"
-        file.write_text(re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), flags=re.MULTILINE))
+        file.write_text(
+            re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), count=1, flags=re.MULTILINE)
+        )
         self.operator.send_signal(signal.SIGINT)
         while not (said := re.findall(r"`perennial (stop .*?)`", self.said.read_text())):
             time.sleep(1.0)
@@ -515,6 +517,9 @@ def compare(out: Path, quiet: Path, rounds: int) -> list[str]:
 
 def main() -> int:
     """Run, and say how it went."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell turns off for what is in the background
     settings = [f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
     settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=300"]
     options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds}
