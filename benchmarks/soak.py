@@ -250,10 +250,13 @@ class World:
         """The operator ends the run, and resumes it with fewer rounds; how many."""
         assert self.operator
         rounds, file = self.round() + 5, self.out / "config.toml"
-        file.write_text(re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), flags=re.MULTILINE))
+        file.write_text(
+            re.sub(r"^rounds = \d+", f"rounds = {rounds}", file.read_text(), count=1, flags=re.MULTILINE)
+        )
         self.operator.send_signal(signal.SIGINT)
-        self.wait(RESTART)
-        words = re.findall(r"`perennial (stop .*?)`", self.said.read_text())[-1].split()
+        while not (said := re.findall(r"`perennial (stop .*?)`", self.said.read_text())):
+            time.sleep(1.0)
+        words = said[-1].split()
         subprocess.run([*PERENNIAL, *words], env=environment(), capture_output=True, check=False)
         return rounds
 
@@ -514,6 +517,9 @@ def compare(out: Path, quiet: Path, rounds: int) -> list[str]:
 
 def main() -> int:
     """Run, and say how it went."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # which a shell turns off for what is in the background
     settings = [f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
     settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=300"]
     options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds}
@@ -537,10 +543,10 @@ def main() -> int:
                 wish.rounds = world.end_early()
         keeper.join()
         seconds = time.monotonic() - world.begun
-        if not world.lost:
-            shutil.copytree(world.out, wish.folder / "run")
     finally:
         world.over.set()
+        if world.out.exists():
+            shutil.copytree(world.out, wish.folder / "run")
         with world.place:
             pass
         if world.operator:

@@ -55,6 +55,9 @@ def checked(message: Message) -> Request:
     kept, resumed = (_rounds(key, config[key]) for key in (wire.KEPT, wire.RESUMED))
     (number,) = _rounds(wire.ROUND, [config[wire.ROUND]])
     settings: dict[str, Any] = {key: value for key, value in config.items() if key not in PROTOCOL_KEYS}
+    for key, value in settings.items():
+        if any(isinstance(item, bytes) for item in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"the request's setting {key!r} has bytes in place of numbers or text")
     return Request(task, run, number, kept, resumed, settings)
 
 

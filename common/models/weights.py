@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from perennial.common.data.scenario import Scenario
@@ -97,8 +96,8 @@ def _read(weights: str, digest: str) -> dict[str, Tensor]:
             f"model.weights: {path} is no file of tensors alone; Python objects in it could run code and are "
             "never loaded, so save module.state_dict()"
         ) from None
-    except (SafetensorError, RuntimeError, ValueError, EOFError, OSError, KeyError) as error:
-        why = " ".join(str(error).split())[:200]
+    except Exception as error:  # torch's reader of pickles raises whatever its stack machine comes to
+        why = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise UserError(f"model.weights: {path} cannot be read as {path.suffix} ({why})") from None
     if not isinstance(loaded, dict) or not loaded:
         raise UserError(f"model.weights: {path} holds no tensors by name; save module.state_dict()")

@@ -55,6 +55,8 @@ def ask(folder: Path, action: str = "train", config: dict[str, Any] | None = Non
             "train",
             "more than 20000 records or 100 settings",
         ),
+        ({**GOOD, "more": b""}, "train", "the request's setting 'more' has bytes in place of numbers or text"),
+        ({**GOOD, "more": [b"x"]}, "evaluate", "the request's setting 'more' has bytes"),
         ({**GOOD, "x" * 101: 1}, "train", "'x{100}' is no name of at most 100 letters"),
     ],
 )

@@ -556,6 +556,10 @@ OWN = "model.name=user_models:"
         ),
         ([OWN + "Plain", "model.weights=older.pt"], ["older.pt is no file of tensors alone"]),
         ([OWN + "Plain", "model.weights=text.pt"], ["text.pt is no file of tensors alone"]),
+        (
+            [OWN + "Plain", "model.weights=stack.pt"],
+            ["stack.pt cannot be read as .pt (IndexError: pop"],
+        ),
         ([OWN + "Plain", "model.weights=text.safetensors"], ["text.safetensors cannot be read as .safetensors"]),
         ([OWN + "Plain", "model.weights=list.pt"], ["list.pt holds no tensors by name"]),
         ([OWN + "Plain", "model.weights=training.pt"], ["has 'epoch', a int and no tensor"]),
@@ -592,6 +596,7 @@ def test_a_wrong_input_is_one_sentence_and_exit_code_2(
     }
     for name, content in files.items():
         torch.save(content, tmp_path / f"{name}.pt")
+    (tmp_path / "stack.pt").write_bytes(b"a")  # as a pickle it takes from an empty stack
     (tmp_path / "older.pt").write_bytes(pickle.dumps({"inner.weight": Evil()}))
     torch.save({"inner.weight": Evil()}, tmp_path / "evil.pt")
     for name in ("text.pt", "text.safetensors"):
