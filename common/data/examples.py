@@ -31,11 +31,11 @@ class Examples:
     def __len__(self) -> int:
         return self.y.shape[0]
 
-    def __getitem__(self, index: Tensor) -> Examples:
-        """By number, (b,) or of several mini-batches (batches, b), or by a condition (n,)."""
+    def __getitem__(self, index: Tensor | slice) -> Examples:
+        """By number, (b,) or of several mini-batches (batches, b), by a condition (n,), or a slice."""
         import torch
 
-        if index.dtype == torch.int64 and index.dim() == 1:  # takes half as long as `x[index]`
+        if not isinstance(index, slice) and index.dtype == torch.int64 and index.dim() == 1:  # takes half as long as `x[index]`
             return Examples(*(part.index_select(0, index) for part in (self.x, self.y, self.environment)))
         return Examples(self.x[index], self.y[index], self.environment[index])
 
