@@ -359,6 +359,7 @@ def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped
     shutil.rmtree(there)
 
 
+@pytest.mark.parity
 def test_sites_that_run_the_code_that_is_sent_equal_local(
     local: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
