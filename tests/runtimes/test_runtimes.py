@@ -331,6 +331,7 @@ def watched(connection: Connection, title: str) -> str:
             time.sleep(0.1)
 
 
+@pytest.mark.parity
 def test_a_run_from_another_desk_comes_back_on_the_connection_and_can_be_stopped_and_taken_up_again(
     long: Path, site: Deployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
