@@ -8,6 +8,7 @@ compared with.
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -130,9 +131,9 @@ class Trial:
     def evidence(self) -> Evidence:
         return Evidence([HeldOut(*own) for own in self.held_out], self.counts)
 
-    @property
+    @cached_property
     def score(self) -> Score | None:
-        """By `split`, where it speaks."""
+        """By `split`, where it speaks; several rules and tables ask for it."""
         return None if not self.counts or unusable(self.counts) else score(self.counts)
 
 

@@ -157,14 +157,9 @@ class DigitPairs(ColoredScenario):
         return shares
 
 
-class ColoredDigits(DigitPairs):
-    """CMNIST in small, from scikit-learn's digits."""
+class SmallPairs(DigitPairs):
+    """The ones for a small network and few rounds, with the sizes of scikit-learn's digits."""
 
-    title = "coloured 8x8 digits, two digits per label and client: CMNIST in small, no download"
-    dataset = "digits"
-    side, stride = 8, 1
-
-    name: Literal["colored-digits"] = "colored-digits"
     clients: int = knob(
         8, "number of clients; fewer than 8 take the first of the 8 digit subsets", symbol="N", ge=1, le=SUBSETS
     )
@@ -178,6 +173,16 @@ class ColoredDigits(DigitPairs):
     @property
     def model(self) -> dict[str, Any]:
         return {"name": "mlp", "hidden": (64,)}
+
+
+class ColoredDigits(SmallPairs):
+    """CMNIST in small, from scikit-learn's digits."""
+
+    title = "coloured 8x8 digits, two digits per label and client: CMNIST in small, no download"
+    dataset = "digits"
+    side, stride = 8, 1
+
+    name: Literal["colored-digits"] = "colored-digits"
 
 
 class _ThesisPairs(DigitPairs):

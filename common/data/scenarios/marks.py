@@ -1,17 +1,17 @@
 """CMNIST's recipe with other shortcuts than a colour: a patch, a lit background, stripes, a rotation."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from perennial.common.data.environments import Mark, mark
 from perennial.common.data.scenario import with_oracle
-from perennial.common.data.scenarios.colored import SUBSETS, DigitPairs
+from perennial.common.data.scenarios.colored import SmallPairs
 from perennial.common.utils.knobs import knob
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-class _Marked(DigitPairs):
+class _Marked(SmallPairs):
     """CMNIST's recipe on grey pictures, whose mark takes the place of the colour."""
 
     source = "ours, after Tang 2025 §4.5.2"
@@ -20,9 +20,6 @@ class _Marked(DigitPairs):
         "patch", "what agrees with the label: where a bright patch is, which half of the background is lit, "
         "how wide stripes are, or whether the picture is turned by 90 degrees",
     )  # fmt: skip
-    clients: int = knob(
-        8, "number of clients; fewer than 8 take the first of the 8 digit subsets", symbol="N", ge=1, le=SUBSETS
-    )
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -34,14 +31,6 @@ class _Marked(DigitPairs):
     def unmarked(self, pictures: "Tensor") -> "Tensor":
         return pictures.unsqueeze(1)
 
-    @property
-    def rounds(self) -> int:
-        return 60
-
-    @property
-    def model(self) -> dict[str, Any]:
-        return {"name": "mlp", "hidden": (64,)}
-
 
 class MarkedDigits(_Marked):
     """From scikit-learn's digits."""
@@ -51,8 +40,6 @@ class MarkedDigits(_Marked):
     side, stride = 8, 1
 
     name: Literal["marked-digits"] = "marked-digits"
-    train_per_class: int = knob(30, "training and validation images of each of a client's digits", ge=1)
-    test_per_class: int = knob(13, "test images of each of a client's digits", ge=1)
 
 
 class MarkedMNIST(_Marked):
