@@ -32,7 +32,7 @@ class Examples:
         return self.y.shape[0]
 
     def __getitem__(self, index: Tensor) -> Examples:
-        """By number, (b,) or of several mini-batches (batches, b), or by a condition (n,); here a slice does, too."""
+        """By number, (b,) or of several mini-batches (batches, b), by a condition (n,); here by a slice, too."""
         import torch
 
         if isinstance(index, torch.Tensor) and index.dtype == torch.int64 and index.dim() == 1:  # half as long
