@@ -5,6 +5,7 @@ not outlive the command that started it.
 """
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Thread
@@ -81,8 +83,11 @@ class Simulation:
     def _started(self, config: RunConfig, out: Path, resume: bool) -> Iterator["subprocess.Popen[str]"]:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         asked = {"config": config.model_dump(mode="json"), "out": str(out.resolve()), "resume": resume}
-        # Else Ray runs its processes at a niceness of 15, where they starve beside anything else.
-        environment = {"RAY_worker_niceness": "0", **processes.environment()}
+        environment = {
+            "RAY_worker_niceness": "0",  # else 15, where its workers starve beside anything else
+            "RAY_preload_python_modules": "perennial.client.node.answer",  # PyTorch too, before there is a message
+            **processes.environment(),
+        }
         with self.log.open("a") as log:
             process = subprocess.Popen(
                 self.command, env=environment, stdin=subprocess.PIPE, stdout=log, stderr=log, text=True,
@@ -105,9 +110,8 @@ class Simulation:
 def backend(config: RunConfig) -> dict[str, Any]:
     """What Flower is to ask of Ray: a simulated client's share of the machine, and whose machines."""
     resources = {"num_cpus": config.client_cpus, "num_gpus": config.client_gpus}
-    # Ray's dashboard, which nobody sees here, would take seconds to start, and open a port.
-    init = {"address": config.ray_address} if config.ray_address else {"include_dashboard": False}
-    return {"client_resources": resources, "init_args": init}
+    cluster = {"address": config.ray_address} if config.ray_address else {}
+    return {"client_resources": resources, "init_args": cluster}
 
 
 def _must_know_what_clients_keep(config: RunConfig, out: Path, resume: bool) -> None:
@@ -143,6 +147,11 @@ def main(answer: Callable[..., Any] | None = None) -> None:
     """Do the run that standard input describes. `answer` is what clients do, by default `answer.simulated`."""
     asked = json.loads(sys.stdin.readline())
     Thread(target=_end_with_the_command, daemon=True).start()
+    importing = Thread(target=_import_the_rest)  # takes as long as Ray's servers do to start
+    importing.start()
+    if not asked["config"]["ray_address"]:
+        _start_ray()
+    importing.join()
     from flwr.app import Context
     from flwr.serverapp import Grid, ServerApp
     from flwr.simulation import run_simulation
@@ -189,6 +198,20 @@ def main(answer: Callable[..., Any] | None = None) -> None:
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)  # the ServerApp's thread would wait for replies until the deadline
+
+
+def _import_the_rest() -> None:
+    for module in ("flwr.simulation", "perennial.client.node.answer", "perennial.server.app"):
+        import_module(module)
+
+
+def _start_ray() -> None:
+    # Flower, which would do it last of all, has Ray make an environment for each worker: this one is theirs, too.
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    import ray
+
+    # Its dashboard, which nobody sees here, would take seconds to start, and open a port.
+    ray.init(include_dashboard=False, logging_level=logging.WARNING)
 
 
 def _end_with_the_command() -> None:
