@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -54,6 +55,7 @@ class Simulation:
         What fails before its first row and leaves no word is tried again, `TRIES` times in all.
         """
         _must_know_what_clients_keep(config, out, resume)
+        _must_answer(config.ray_address)
         _warm_ray()
         for left in reversed(range(TRIES)):
             begun, folder, seen = False, RunFolder(out), 0
@@ -121,6 +123,18 @@ def _must_know_what_clients_keep(config: RunConfig, out: Path, resume: bool) -> 
             f"{out} was begun by Flower's own command, and what its clients keep is not in its folder; "
             f"go on with flwr run . --run-config 'resume=\"{out.resolve()}\"' {nodes}"
         )
+
+
+def _must_answer(address: str) -> None:
+    # Ray itself would try for twelve minutes.
+    host, _, port = address.rpartition(":")
+    try:
+        if port.isdecimal():
+            socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise UserError(
+            f"ray_address: {address} is not possible; no Ray cluster answers there ({error})"
+        ) from None
 
 
 def _warm_ray() -> None:

@@ -232,6 +232,13 @@ def test_a_simulation_without_room_for_a_client_says_so(tmp_path: Path) -> None:
         list(Simulation(tmp_path).execute(config, tmp_path / "run"))
 
 
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "127.0.0.1:70000", "nowhere.invalid:6379"])
+def test_a_ray_cluster_that_does_not_answer_is_said_at_once(address: str, tmp_path: Path) -> None:
+    config = config_for("fedavg", "simulation", f"ray_address={address}")
+    with pytest.raises(UserError, match=rf"ray_address: {address} is not possible; no Ray cluster answers there"):
+        list(Simulation(tmp_path).execute(config, tmp_path / "run"))
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Deployment]:
     with deployment(tmp_path_factory.mktemp("deployment"), clients=2) as site:
