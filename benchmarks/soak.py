@@ -54,7 +54,7 @@ from perennial.server.run.folder import RunFolder
 
 PERENNIAL = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 DISK = "20m"
-LATENCY = 0.1
+LATENCY = 0.02
 """Seconds that a proxy holds what it passes on."""
 RESTART = 5.0
 """Seconds until a service starts a process again, as in `docker/systemd`."""
@@ -119,6 +119,8 @@ class Proxies(Thread):
                     continue
                 elif mood == "reorders":
                     data = data[half:] + data[:half]
+                elif mood == "doubles":
+                    data *= 2
                 elif mood == "flips a bit":
                     data = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
                 writer.write(data)
@@ -127,7 +129,7 @@ class Proxies(Thread):
             return
 
 
-MOODS = ("cuts", "holds", "delays", "truncates", "drops", "reorders", "flips a bit")
+MOODS = ("cuts", "holds", "delays", "truncates", "drops", "reorders", "doubles", "flips a bit")
 
 
 class World:
@@ -415,6 +417,8 @@ FAULTS: dict[str, Fault] = {
     "hang superexec": hangs("flower-superexec", "superexec"),
     "hang serverapp": hangs("flwr-serverapp", "superexec"),
     "hang site": hangs("join+flower-supernode+executor"),
+    "hang join": hangs("join"),
+    "hang supernode": hangs("flower-supernode"),
     "hang executor": hangs("executor"),
     **{f"proxy {mood}": breaks(mood) for mood in MOODS},
     "full run folder": fills("disk"),
@@ -520,7 +524,7 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # which a shell turns off for what is in the background
-    settings = [f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
+    settings = ["model.name=logistic", f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
     settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=300"]
     options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds}
     config = load_config(options=options, settings=settings)
