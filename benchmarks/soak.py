@@ -18,7 +18,6 @@ each process in its first and last minutes. Exit code 1: something is lost, or a
 """
 
 import argparse
-import asyncio
 import csv
 import os
 import random
@@ -44,6 +43,9 @@ from cryptography.hazmat.primitives.serialization import (
 from rounds import Process, processes
 from safetensors.torch import load_file
 
+sys.path.append(str(Path(__file__).parents[1] / "tests" / "helpers"))
+from bad_luck import MOODS, Proxies, wrong_clock
+
 from perennial.common.config import load_config
 from perennial.common.flower.processes import environment, free_port, program
 from perennial.server.deployment import certs
@@ -54,8 +56,6 @@ from perennial.server.run.folder import RunFolder
 
 PERENNIAL = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
 DISK = "20m"
-LATENCY = 0.02
-"""Seconds that a proxy holds what it passes on."""
 RESTART = 5.0
 """Seconds until a service starts a process again, as in `docker/systemd`."""
 HANGS = 60.0
@@ -68,70 +68,6 @@ DAY = 86_400
 ERRORS = ("Traceback", "Segmentation fault")
 
 
-class Proxies(Thread):
-    """A TCP proxy for each site, in one thread; `mood` says by site what it does wrong."""
-
-    def __init__(self, count: int, behind: int) -> None:
-        super().__init__(daemon=True)
-        self.ports, self.behind = [free_port() for _ in range(count)], behind
-        self.mood: dict[int, str] = {}
-        self._open: set[asyncio.StreamWriter] = set()
-
-    def run(self) -> None:
-        asyncio.run(self._serve())
-
-    async def _serve(self) -> None:
-        servers = [
-            await asyncio.start_server(lambda r, w, n=n: self._connect(n, r, w), "127.0.0.1", port)
-            for n, port in enumerate(self.ports)
-        ]
-        await asyncio.gather(*(server.serve_forever() for server in servers))
-
-    async def _connect(self, site: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            there, back = await asyncio.open_connection("127.0.0.1", self.behind)
-        except OSError:
-            writer.close()
-            return
-        await asyncio.wait(
-            [asyncio.create_task(self._pass(site, *way)) for way in ((reader, back), (there, writer))],
-            return_when=asyncio.FIRST_COMPLETED,
-        )
-        for end in (writer, back):
-            end.transport.abort()
-
-    async def _pass(self, site: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while data := await reader.read(1 << 16):
-                await asyncio.sleep(LATENCY)
-                while (mood := self.mood.get(site)) == "holds":
-                    await asyncio.sleep(0.1)
-                half = len(data) // 2
-                if mood == "cuts":
-                    return
-                if mood == "truncates":
-                    writer.write(data[:half])
-                    await writer.drain()
-                    return
-                if mood == "delays":
-                    await asyncio.sleep(5.0)
-                elif mood == "drops":
-                    continue
-                elif mood == "reorders":
-                    data = data[half:] + data[:half]
-                elif mood == "doubles":
-                    data *= 2
-                elif mood == "flips a bit":
-                    data = data[:half] + bytes([data[half] ^ 1]) + data[half + 1 :]
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            return
-
-
-MOODS = ("cuts", "holds", "delays", "truncates", "drops", "reorders", "doubles", "flips a bit")
-
-
 class World:
     """The deployment, what keeps it running, and the operator who follows the run."""
 
@@ -139,7 +75,7 @@ class World:
         self.folder, self.sites, self.draw = wish.folder, wish.sites, random.Random(wish.seed)
         self.certs, self.disks = self.folder / "certs", list[Path]()
         certs.make(self.certs, wish.sites, [], days=60)
-        self.clocks = self._clocks() if wish.luck else None
+        self.clocks = wrong_clock(self.folder) if wish.luck else None
         self.control, fleet, runtime = free_port(), free_port(), free_port()
         self.proxies = Proxies(wish.sites, fleet)
         self.place = Deployment(Connection("soak", {}), {}, self.folder, self.control, fleet)
@@ -180,12 +116,6 @@ class World:
         (self.folder / clock).write_text("0\n")
         env = [f"LD_PRELOAD={self.clocks}", f"WRONG_CLOCK={self.folder / clock}"] if self.clocks else []
         self.place.commands[name] = ["env", "OMP_NUM_THREADS=1", *env, *map(str, words)]
-
-    def _clocks(self) -> Path | None:
-        """A library with a wrong clock, where there is a compiler."""
-        library, source = self.folder / "wrong_clock.so", Path(__file__).with_name("wrong_clock.c")
-        words = ["cc", "-shared", "-fPIC", "-O2", "-o", str(library), str(source), "-ldl"]
-        return library if shutil.which("cc") and subprocess.run(words, check=False).returncode == 0 else None
 
     def disk(self, name: str) -> Path:
         """A folder on a small disk of its own, where one may be mounted."""
@@ -524,9 +454,9 @@ def main() -> int:
     signal.signal(
         signal.SIGINT, signal.default_int_handler
     )  # which a shell turns off for what is in the background
-    settings = ["model.name=logistic", f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
-    settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=300"]
-    options = {"method": "ditto", "scenario": "colored-digits", "rounds": wish.rounds}
+    settings = [f"scenario.clients={wish.sites}", "scenario.train_per_class=20", "evaluate_every=25"]
+    settings += ["checkpoint_every=1", "wait=600", "quorum=1", "deadline=90"]
+    options = {"method": "ditto", "scenario": "colored-digits", "model": "logistic", "rounds": wish.rounds}
     config = load_config(options=options, settings=settings)
     wish.folder.mkdir(parents=True)
     (wish.folder / "run.toml").write_text(config.toml())
