@@ -73,7 +73,7 @@ def push(contents: Iterable[tuple[str, bytes]], push_object_fn: Callable[[str, b
     push_object_contents_from_iterable(contents, push_object_fn)
 
 
-def push_messages(state: Any, store: Any, send: Callable[..., Any], push_object: Any) -> None:
+def push_messages(*, send: Callable[..., Any], **others: Any) -> None:
     """Flower's own, but a reply is sent twice when the ClientApp says `twice`."""
 
     def sending(*reply: Any) -> Any:
@@ -82,7 +82,7 @@ def push_messages(state: Any, store: Any, send: Callable[..., Any], push_object:
             send(*reply)
         return send(*reply)
 
-    PUSH_MESSAGES(state, store, sending, push_object)
+    PUSH_MESSAGES(send=sending, **others)
 
 
 if __name__ == "__main__":
