@@ -13,6 +13,7 @@ from faulty_deployment import (
     assert_same_model,
     config_for,
     federation,
+    perennial,
     rounds_of,
     signal_group,
     start_run,
@@ -95,10 +96,19 @@ def test_a_site_that_hangs_for_less_than_the_deadline(unlucky: Unlucky, tmp_path
 
 @pytest.mark.parametrize("by", [DAY, -DAY])
 def test_a_site_whose_clock_jumps_a_day_and_back(unlucky: Unlucky, by: int, tmp_path: Path) -> None:
-    command = start_run(unlucky.site, CONFIG, out := tmp_path / "run")
+    """Its SuperNode may end, and is started again, as `join` does. If a request was lost, the run is resumed."""
+    site = unlucky.site
+    command = start_run(site, CONFIG, out := tmp_path / "run")
     command.until(lambda: 2 in rounds_of(out))
     unlucky.clock.write_text(f"{by}\n")
     time.sleep(5)
     unlucky.clock.write_text("0\n")
+    while command.process.poll() is None:
+        if site.processes["supernode-1"].poll() is not None:
+            site.start("supernode-1")
+        time.sleep(0.5)
+    if command.process.returncode:
+        assert "client-1: is gone" in command.ends(3)
+        command = perennial(site, "resume", str(out))
     print(command.ends(0))
     goes_on(unlucky, out)
