@@ -2,8 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from html import escape
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler, HTTPServer, ThreadingHTTPServer
 from pathlib import Path
+from threading import Lock
 
 from perennial.common.utils.errors import UserError
 from perennial.server.report.load import find_runs
@@ -11,6 +12,8 @@ from perennial.server.report.page import framed, report
 
 RENEWED = 10
 """Seconds after which a browser asks again."""
+SILENT = 30
+"""Seconds after which a connection is closed that says nothing, as those which a browser opens beforehand."""
 HERE = ("127.0.0.1", "localhost")
 
 
@@ -19,10 +22,14 @@ class Pages:
 
     def __init__(self, folders: Sequence[Path], oracle: bool) -> None:
         self._folders, self._oracle = folders, oracle
-        self._seen, self._page = object(), b""
+        self._seen, self._page, self._lock = object(), b"", Lock()
 
     def page(self) -> bytes:
         """As it is now; where there is nothing to report yet, that."""
+        with self._lock:
+            return self._made()
+
+    def _made(self) -> bytes:
         try:
             runs = find_runs(self._folders)
             files = (run / name for run in runs for name in ("metrics.jsonl", "summary.json"))
@@ -40,6 +47,8 @@ def serving(folders: Sequence[Path], port: int, oracle: bool = False) -> HTTPSer
     pages = Pages(folders, oracle)
 
     class Handler(BaseHTTPRequestHandler):
+        timeout = SILENT
+
         def do_GET(self) -> None:
             host = self.headers.get("Host", "").rpartition(":")[0]
             if self.path != "/" or host not in HERE:  # a name of another site's that leads here reads nothing
@@ -57,7 +66,7 @@ def serving(folders: Sequence[Path], port: int, oracle: bool = False) -> HTTPSer
             """Nobody reads it."""
 
     try:
-        return HTTPServer((HERE[0], port), Handler)
+        return ThreadingHTTPServer((HERE[0], port), Handler)
     except OSError as error:
         raise UserError(f"--port {port}: {error.strerror}; take another, or 0 for any that is free") from None
 

@@ -172,9 +172,13 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
-        """An existing run folder. Raises `UserError` if it is none."""
+        """An existing run folder. Raises `UserError` if it is none, or has a pipe or a device, which never end."""
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml")
+        for folder, _, names in os.walk(path):
+            for file in (Path(folder) / name for name in names):
+                if file.exists() and not file.is_file():
+                    raise UserError(f"{file} is a pipe or a device, or a link to one; remove it")
         return cls(path)
 
     @contextmanager

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import Metric
 
 from perennial.common.tasks import HEADLINES
+from perennial.common.utils.errors import printable
 from perennial.common.utils.files import Tail
 from perennial.common.utils.parsing import from_json
 
@@ -94,12 +95,12 @@ class RunMetrics:
             for direction in ("down", "up"):
                 self.bytes.labels(direction).inc(row[f"bytes_{direction}"])
         elif event == "left out" and self.by_client:
-            self.by_client.labels(row["client"]).inc()
+            self.by_client.labels(printable(row["client"])).inc()
         elif event == "evaluated":
             for name in HEADLINES.keys() & row:
                 for model, environments in row[name].items():
                     for environment, value in environments.items():
-                        self.measures[name].labels(model, environment).set(value)
+                        self.measures[name].labels(printable(model), printable(environment)).set(value)
         elif event in ("ended", "stopped"):
             self.running.set(0)
             self.stopped.set(event == "stopped")

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from flwr.app import Context, Message
 from flwr.supercore.inflatable.inflatable_utils import push_object_contents_from_iterable
@@ -22,6 +23,7 @@ from perennial.common.flower.executor import Answer
 sys.path.append(str(Path(__file__).parent))
 from perennial.testing.bad_replies import with_fault
 
+PUSH_MESSAGES = start_client_internal._push_messages
 PLAN = Path(os.environ.get("MISCHIEF", "/nowhere"))
 
 
@@ -47,8 +49,8 @@ def misbehave(honest: Answer, message: Message, context: Context, run: Run) -> M
         time.sleep(float(what.removeprefix("late ")))
         return honest(message, context, run)
     reply = honest(message, context, run)
-    if what == "cut":  # what the SuperNode is to do
-        PLAN.with_name(f"{PLAN.stem}.cut").touch()
+    if what in ("cut", "twice"):  # what the SuperNode is to do
+        PLAN.with_name(f"{PLAN.stem}.{what}").touch()
         return reply
     return with_fault(what, message, reply, PLAN.with_name(f"{PLAN.stem}.hatched"))
 
@@ -71,11 +73,23 @@ def push(contents: Iterable[tuple[str, bytes]], push_object_fn: Callable[[str, b
     push_object_contents_from_iterable(contents, push_object_fn)
 
 
+def push_messages(*, send: Callable[..., Any], **others: Any) -> None:
+    """Flower's own, but a reply is sent twice when the ClientApp says `twice`."""
+
+    def sending(*reply: Any) -> Any:
+        if (flag := PLAN.with_name(f"{PLAN.stem}.twice")).exists():
+            flag.rename(flag.with_suffix(".sent"))
+            send(*reply)
+        return send(*reply)
+
+    PUSH_MESSAGES(send=sending, **others)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "executor":
         del sys.argv[1]
         execute()
     else:
-        vars(start_client_internal).update(push_object_contents_from_iterable=push)
+        vars(start_client_internal).update(push_object_contents_from_iterable=push, _push_messages=push_messages)
         vars(supernode).update(EXECUTOR=[sys.executable, __file__, "executor"])
         supernode.main()

@@ -204,6 +204,35 @@ def test_unusable_replies_are_left_out_and_named() -> None:
     }
 
 
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_reply_that_comes_twice_counts_once_and_for_nobody_else(order: int) -> None:
+    """The first of the two counts. One of an earlier round, of a node that is not asked now, counts as nothing."""
+
+    class Doubling(FakeGrid):
+        def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+            replies = super().send_and_receive(messages, timeout=timeout)[::order]
+            if replies[0].metadata.message_type == "query":
+                return replies
+            again = [Message(trained(1e6, 10**6), reply_to=reply) for reply in replies]
+            for late, reply in zip(again[1:], replies[1:], strict=True):
+                late.metadata.__dict__["_src_node_id"] = reply.metadata.src_node_id
+            again[0].metadata.__dict__["_src_node_id"] = 1  # no node that is asked now
+            return [two for pair in zip(replies, again, strict=True) for two in pair]
+
+    def answer(name: str, _: Message) -> RecordDict | None:
+        return None if name == CLIENTS[1] else trained(number(name), 10)
+
+    once, twice = strategy("quorum=0"), strategy("quorum=0")
+    arrays, metrics = train(once, FakeGrid(CLIENTS, answer))
+    assert train(twice, Doubling(CLIENTS, answer)) == (arrays, metrics)
+    assert twice.exchanges[-1].samples == dict.fromkeys([CLIENTS[0], *CLIENTS[2:]], 10)
+    assert twice.exchanges[-1].bytes_up == once.exchanges[-1].bytes_up
+    assert twice.exchanges[-1].left_out == {CLIENTS[1]: "did not answer in time"}
+    missing = f"only {len(CLIENTS) - 1} of {len(CLIENTS)} clients gave a usable answer"
+    with pytest.raises(RunStopped, match=missing):
+        train(strategy("quorum=1"), Doubling(CLIENTS, answer))
+
+
 def test_a_site_that_cannot_take_part_is_named_with_its_reason_until_it_is_gone() -> None:
     method, reason = strategy("quorum=0"), "there is no column 'age'\nin its table" + "!" * 1000
     names = [*CLIENTS[:-1], "a stranger"]

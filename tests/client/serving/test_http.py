@@ -62,6 +62,7 @@ from perennial.server.deployment import certs
 HERE = Address("127.0.0.1", 0)
 TABLE: dict[str, Any] = {"inputs": ("age", "weight"), "labels": ("young", "old"), "mean": (10, 1000)}
 PICTURES: dict[str, Any] = {"inputs": (3, 16, 16), "labels": ("cat", "dog")}
+MARKUP = "<img src=x onerror=alert(1)>"
 ROWS = [[3.0, 700.0], [19.0, 1900.0], [11.0, 950.0]]
 TOKEN = "a-token-of-twenty-letters"
 
@@ -911,7 +912,7 @@ def test_in_a_browser_one_gives_the_token_tries_a_row_and_a_picture(
     tmp_path: Path, start: Callable[..., Serving]
 ) -> None:
     state = tmp_path / "state"
-    snapshot(state, 2, run="rows")
+    snapshot(state, 2, run="rows", inputs=("age", MARKUP), labels=("young", MARKUP), mean=(10, 1000))
     snapshot(state, 5, run="pictures", **PICTURES)
     (tmp_path / "tokens").write_text(f"me {TOKEN}\n")
     Image.new("RGB", (8, 6), (200, 30, 90)).save(tmp_path / "picture.png")
@@ -932,13 +933,14 @@ def test_in_a_browser_one_gives_the_token_tries_a_row_and_a_picture(
         for word in ("round 2 of run rows", "north", "fedavg", "own-data", "home", "85.0 %", "away", "40.0 %"):
             assert word in text
         page.run("document.querySelector('[data-name=age]').value = '19'")
-        page.run("document.querySelector('[data-name=weight]').value = '1900'")
+        page.run(f"document.querySelector('[data-name=\"{MARKUP}\"]').value = '1900'")
         page.run("document.querySelector('#try button').click()")
         page.until(ANSWERED)
         row = {"name": "input", "datatype": "FP32", "shape": [1, 2], "data": [19, 1900]}
         answer = one.ask("/v2/models/table/infer", {"inputs": [row]}, TOKEN)[1]["outputs"]
         shown = page.run(ROW)
-        assert [shown[name] for name in ("young", "old")] == [f"{100 * p:.1f} %" for p in answer[0]["data"]]
+        assert [shown[name] for name in ("young", MARKUP)] == [f"{100 * p:.1f} %" for p in answer[0]["data"]]
+        assert page.run("document.images.length") == 0  # names are only text
 
         page.run("{ const m = document.getElementById('model'); m.value = 'photos'; m.onchange() }")
         page.choose("#fields input", tmp_path / "picture.png")

@@ -1,5 +1,6 @@
 """`perennial report --serve`: the page of a run that goes on."""
 
+import socket
 import threading
 from pathlib import Path
 from urllib.error import HTTPError
@@ -38,6 +39,18 @@ def test_the_page_of_a_run_is_renewed_as_it_goes(tmp_path: Path) -> None:
                 urlopen(wrong)
         with pytest.raises(UserError, match=r"--port \d+: .*; take another, or 0"):
             serving([tmp_path], server.server_port)
+        server.shutdown()
+
+
+def test_a_connection_that_says_nothing_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """As a browser opens one beforehand."""
+    with serving([tmp_path], 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with (
+            socket.create_connection(("127.0.0.1", server.server_port)),
+            urlopen(f"http://127.0.0.1:{server.server_port}/", timeout=10) as answer,
+        ):
+            assert answer.status == 200
         server.shutdown()
 
 

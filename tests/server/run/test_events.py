@@ -162,6 +162,18 @@ def test_a_run_that_stops_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert (tmp_path / "run" / "log.jsonl").read_text() == told
 
 
+def test_names_that_no_text_can_hold_or_that_are_none_break_no_answer(tmp_path: Path) -> None:
+    """The log is sent by a server, or stands in somebody else's folder."""
+    rows: list[dict[str, Any]] = [
+        {"event": "evaluated", "accuracy": {"\ud800": {"p\n\x1b[2J": 0.5}}},
+        *({"event": "left out", "client": name} for name in ("\ud800", ["x"], None, "client-1")),
+    ]
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = scraped(tmp_path / "log.jsonl", clients=True)
+    assert found["perennial_accuracy", "p ", " "] == 0.5
+    assert [key[1] for key in found if key[0] == "perennial_client_left_out_total"] == [" ", "client-1"]
+
+
 def test_a_command_waits_until_the_end_of_its_run_is_asked_for(tmp_path: Path) -> None:
     log, registry = tmp_path / "log.jsonl", CollectorRegistry()
     run = RunMetrics(log)

@@ -490,3 +490,19 @@ def test_a_run_writes_nothing_where_a_link_in_somebody_elses_folder_leads(name: 
         raise AssertionError
     assert [own.name for own in mine.iterdir()] == ["file"]
     assert (mine / "file").read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "summary.json", "checkpoint/round-1/state.json"])
+@pytest.mark.parametrize("device", [True, False])
+def test_a_pipe_or_a_device_in_somebody_elses_folder_is_not_read(name: str, device: bool, tmp_path: Path) -> None:
+    """It would keep a command for ever, or fill the memory."""
+    RunFolder.create(tmp_path / "run", CONFIG)
+    file = tmp_path / "run" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.unlink(missing_ok=True)
+    if device:
+        file.symlink_to("/dev/zero")
+    else:
+        os.mkfifo(file)
+    with pytest.raises(UserError, match=rf"{re.escape(name)} is a pipe or a device, or a link to one; remove it"):
+        RunFolder.open(tmp_path / "run")

@@ -225,6 +225,31 @@ def test_who_has_not_answered_is_asked_again_when_the_connection_breaks() -> Non
     assert [expires(m) for m in (first, second)] == pytest.approx([expires(link.waiting["id-1-1"])] * 2, abs=60)
 
 
+def test_a_reply_that_comes_twice_is_given_once_and_a_late_one_to_an_earlier_exchange_never() -> None:
+    class Doubling(BrokenLink):
+        """Nothing comes in the first exchange; later all replies, also to it, come, each twice."""
+
+        def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+            self.pulls.append(list(message_ids))
+            asked = [self.waiting[name] for name in self.pulls[-1] if self.pushes > 1]
+            replies = [self._answer(message) for message in asked]
+            return replies + [Message(Error(2, "a second answer"), reply_to=message) for message in asked]
+
+        def _answer(self, message: Message) -> Message:
+            answer = RecordDict({"metrics": MetricRecord({"answers": self.pushes})})
+            return Message(answer, reply_to=message)
+
+    grid = OrderedGrid(link := Doubling(at=0), poll=0.01)
+    early = list(grid.send_and_receive(map(request, [1, 2]), timeout=0.05))
+    assert [reply.error.reason for reply in early] == ["did not answer in time"] * 2
+    link.pulls.clear()
+    replies = list(grid.send_and_receive(map(request, [1, 2]), timeout=5))
+    assert nodes(replies) == [1, 2]
+    assert [reply.metadata.reply_to_message_id for reply in replies] == ["id-1-2", "id-2-2"]
+    assert [reply.content["metrics"]["answers"] for reply in replies] == [2, 2]  # type: ignore[index]
+    assert link.pulls == [["id-1-2"], ["id-2-2"]]
+
+
 def expires(message: Message) -> float:
     return message.metadata.created_at + message.metadata.ttl
 

@@ -1,4 +1,4 @@
-/* A clock that is wrong by the seconds in the file $WRONG_CLOCK, from one second to the next. For benchmarks/soak.py:
+/* A clock that is wrong by the seconds in the file $WRONG_CLOCK, from one second to the next (`bad_luck.py`):
  *   cc -shared -fPIC -O2 -o wrong_clock.so wrong_clock.c -ldl; LD_PRELOAD=./wrong_clock.so WRONG_CLOCK=FILE COMMAND
  * Of the clocks only that of the day is wrong. libfaketime 0.9.10 breaks the sleep of Python 3.11. */
 #define _GNU_SOURCE
