@@ -15,10 +15,10 @@ from typing import NamedTuple
 from unittest.mock import patch
 
 from flwr.app import Message
-from safetensors.torch import load_file
 from torch.utils.flop_counter import FlopCounterMode
 
 from perennial.client.host import Host
+from perennial.client.packs import Packs
 from perennial.common.config import load_config
 from perennial.common.methods import METHODS
 from perennial.server.local import LocalRuntime
@@ -60,8 +60,15 @@ def measure(method: str) -> Cost:
         folder = RunFolder.create(Path(temporary) / "run", config)
         LocalRuntime(config).run(folder)
         sent = folder.summary()["bytes_per_client_and_round"]
-        newest = folder.clients.rglob(f"round-{ROUNDS}.*.safetensors")
-        kept = sum(tensor.nbytes for path in newest for tensor in load_file(path).values())
+        packs = Packs(folder.clients)
+        kept = sum(
+            tensor.nbytes
+            for client in packs
+            for name in packs.names(client)
+            if name.startswith(f"round-{ROUNDS}.")
+            for record in packs.load(client, name).values()
+            for tensor in record.values()
+        )
     clients = config.scenario.clients
     return Cost(sent["down"], sent["up"], operations / ROUNDS / clients, kept / clients)
 
