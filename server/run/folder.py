@@ -175,10 +175,9 @@ class RunFolder:
         """An existing run folder. Raises `UserError` if it is none, or has a pipe or a device, which never end."""
         if not (path / "config.toml").is_file():
             raise UserError(f"{path} is not a run folder: it has no config.toml")
-        for folder, _, names in os.walk(path):
-            for file in (Path(folder) / name for name in names):
-                if file.exists() and not file.is_file():
-                    raise UserError(f"{file} is a pipe or a device, or a link to one; remove it")
+        for file in path.rglob("*"):
+            if file.exists() and not (file.is_file() or file.is_dir()):
+                raise UserError(f"{file} is a pipe or a device, or a link to one; remove it")
         return cls(path)
 
     @contextmanager
@@ -213,13 +212,12 @@ class RunFolder:
 
     def _must_have_no_links(self) -> None:
         """What is written here would be written where a link in somebody else's folder leads."""
-        for folder, folders, files in os.walk(self.path):
-            for name in (*folders, *files):
-                if (Path(folder) / name).is_symlink():
-                    raise UserError(
-                        f"{Path(folder) / name} is a link, and a run writes into its own folder alone; "
-                        "put what it leads to in its place, or remove it"
-                    )
+        for file in self.path.rglob("*"):
+            if file.is_symlink():
+                raise UserError(
+                    f"{file} is a link, and a run writes into its own folder alone; "
+                    "put what it leads to in its place, or remove it"
+                )
 
     def must_be_free(self) -> None:
         """Raises `InUse` while somebody holds the folder."""

@@ -1,6 +1,5 @@
 """Connections that break what passes, a site that hangs and one whose clock jumps: nothing is left out or lost."""
 
-import json
 import signal
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from faulty_deployment import (
     config_for,
     federation,
     perennial,
+    plan,
     rounds_of,
     signal_group,
     start_run,
@@ -74,11 +74,10 @@ def test_bytes_that_come_in_another_order_or_twice(unlucky: Unlucky, mood: str, 
 
 
 def test_replies_that_are_sent_twice(unlucky: Unlucky, tmp_path: Path) -> None:
-    plan = unlucky.site.folder / "mischief-1.json"
-    plan.write_text(json.dumps({f"train-{number}": "twice" for number in (2, 3)}))
+    file = plan(unlucky.site, 1, train_2="twice", train_3="twice")
     print(start_run(unlucky.site, CONFIG, out := tmp_path / "run").ends(0))
-    plan.unlink()
-    assert plan.with_suffix(".sent").exists()
+    file.unlink()
+    assert file.with_suffix(".sent").exists()
     goes_on(unlucky, out)
 
 

@@ -1,6 +1,5 @@
 """Clients that die, hang, are late or lie: the run ends as if they had not been there."""
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +10,7 @@ from faulty_deployment import (
     config_for,
     federation,
     perennial,
+    plan,
     rounds_of,
     signal_group,
     start_run,
@@ -41,13 +41,6 @@ def nothing_wrong(site: Deployment) -> None:
     """Every test begins with sites that do as they should."""
     for path in site.folder.glob("mischief-*"):
         path.unlink()
-
-
-def plan(site: Deployment, number: int, **deeds: str) -> Path:
-    """Tell a site what to do wrong; the path of its files but for their endings."""
-    path = site.folder / f"mischief-{number}.json"
-    path.write_text(json.dumps({key.replace("_", "-"): deed for key, deed in deeds.items()}))
-    return path
 
 
 def test_a_hostile_client_does_no_harm_whatever_it_sends(site: Deployment, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """A federation of real processes to which faults are done, what its operator sees, and what must come of it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -36,6 +37,13 @@ def federation(folder: Path, clients: int) -> Iterator[Deployment]:
         made.commands[f"supernode-{number}"] = mischief + arguments
     with made:
         yield made
+
+
+def plan(site: Deployment, number: int, **deeds: str) -> Path:
+    """Tell a site what to do wrong; the path of its files but for their endings."""
+    path = site.folder / f"mischief-{number}.json"
+    path.write_text(json.dumps({key.replace("_", "-"): deed for key, deed in deeds.items()}))
+    return path
 
 
 @dataclass
