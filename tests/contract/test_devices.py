@@ -10,7 +10,6 @@ import fake_device
 import pytest
 import torch
 from fake_device import ElsewhereTensor
-from test_contract import close, files
 from tiny_runs import broken_off
 from torch.utils._pytree import tree_leaves
 
@@ -25,6 +24,7 @@ from perennial.common.models.network import network
 from perennial.common.wire import MODEL, PERSONAL
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.methods import close, files
 from perennial.testing.tiny_federation import toy_config
 
 FEW = ("ditto", "fedavg", "fedsdr")

@@ -11,7 +11,6 @@ import pytest
 import torch
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
-from test_contract import assert_same
 
 from perennial.client.node.answer import answer
 from perennial.client.state import FileStates, Version
@@ -22,6 +21,7 @@ from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
 from perennial.server.run.grid import LocalGrid
 from perennial.server.run.loop import run_rounds, start
+from perennial.testing.methods import assert_same
 from perennial.testing.tiny_federation import toy_config
 
 PERENNIAL = f"{sys.executable} -c 'from perennial.server.cli.main import main; main()'"

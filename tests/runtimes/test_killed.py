@@ -8,11 +8,11 @@ import time
 from pathlib import Path
 
 import pytest
-from test_contract import assert_same
 
 from perennial.common.config import load_config
 from perennial.server.local import LocalRuntime
 from perennial.server.run.folder import RunFolder
+from perennial.testing.methods import assert_same
 
 ROUNDS = 60
 COMMAND = [sys.executable, "-c", "from perennial.server.cli.main import main; main()"]
