@@ -18,7 +18,7 @@ from flwr.app import Message
 from torch.utils.flop_counter import FlopCounterMode
 
 from perennial.client.host import Host
-from perennial.client.packs import Packs
+from perennial.client.state import FileStates
 from perennial.common.config import load_config
 from perennial.common.methods import METHODS
 from perennial.server.local import LocalRuntime
@@ -60,13 +60,12 @@ def measure(method: str) -> Cost:
         folder = RunFolder.create(Path(temporary) / "run", config)
         LocalRuntime(config).run(folder)
         sent = folder.summary()["bytes_per_client_and_round"]
-        packs = Packs(folder.clients)
         kept = sum(
             tensor.nbytes
-            for client in packs
-            for name in packs.names(client)
-            if name.startswith(f"round-{ROUNDS}.")
-            for record in packs.load(client, name).values()
+            for versions in FileStates(folder.clients).values()
+            for version in versions
+            if version.round == ROUNDS
+            for record in version.kept.values()
             for tensor in record.values()
         )
     clients = config.scenario.clients
