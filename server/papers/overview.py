@@ -102,7 +102,8 @@ count the claims, and look twice at a single one.
 
 """
 
-GAINS = """![What the method of each claim gains in the paper, and in our runs]({})
+GAINS = """
+![What the method of each claim gains in the paper, and in our runs]({})
 
 *One mark for each claim in percent, with two standard errors to either side. On the diagonal we find what the
 paper has. Below the dashed line the other method is better.*

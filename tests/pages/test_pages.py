@@ -82,6 +82,13 @@ def test_every_methods_page_says_when_to_use_it_and_what_it_needs_and_costs() ->
             assert re.findall(r"^- \*\*(.*?):\*\*", listed_first, re.MULTILINE) == list(words), page.name
 
 
+def test_an_empty_line_ends_every_table() -> None:
+    """Else Markdown takes the next line, a picture for example, as one more row of it."""
+    for name in (name for name in listed() if name.endswith(".md")):
+        text = re.sub(r"^```.*?^```", "", (ROOT / name).read_text(encoding="utf-8"), flags=re.M | re.S)
+        assert re.search(r"^\|.*\n(?![|\n]).+", text, re.M) is None, name
+
+
 def test_every_section_that_is_linked_is_there() -> None:
     missing, checked = [], 0
     for name in listed():
