@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 import perennial
 from perennial.server.cli.main import app
+from perennial.server.run.folder import RunFolder
 
 RUNS = Path(__file__).parent / "data" / "runs-of-5f6c2e7"
 EQUAL = 1e-6
@@ -57,10 +58,7 @@ def test_a_stopped_run_ends_as_if_it_had_never_stopped(runs: Path) -> None:
         assert found.keys() == expected.keys()
         for name, tensor in expected.items():
             torch.testing.assert_close(found[name], tensor, rtol=EQUAL, atol=EQUAL)
-    old, new = (
-        [json.loads(line) for line in (runs / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "stopped")
-    )
+    old, new = (RunFolder(runs / name).rows() for name in ("whole", "stopped"))
     changed = [set(row["settings"]) for row in new if row["kind"] == "changed"]
     assert changed == ([{"data_root"}] if runs.name == "ditto" else [])  # its arrays came here with its folder
     assert [places(row) for row in new if row["kind"] != "changed"] == [places(row) for row in old]
